@@ -1,0 +1,75 @@
+"""System checks: everything that ``DURABLE_JOBS``, handlers or routers can get wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core import checks
+from django.db import connections, router
+
+from . import conf
+from .dialects import version_problems
+from .handlers import registry
+
+TAG = "durable_jobs"
+
+
+@checks.register(TAG)
+def check_settings(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E001: a key of ``DURABLE_JOBS`` is unknown, of the wrong type or out of range."""
+    return [
+        checks.Error(problem, id="django_durable_jobs.E001", obj=conf.SETTING)
+        for problem in conf.problems()
+    ]
+
+
+@checks.register(TAG)
+def check_handlers(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E002: a handler cannot run with these settings."""
+    if conf.problems():
+        return []
+    return [checks.Error(problem, id="django_durable_jobs.E002") for problem in registry.problems()]
+
+
+@checks.register(TAG)
+def check_routers(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E003: a router sends jobs elsewhere than ``DATABASE``, or attempts elsewhere than jobs."""
+    if conf.problems():
+        return []
+    from .models import Job, JobAttempt
+
+    alias = conf.settings.DATABASE
+    return [
+        checks.Error(
+            f"{model.__name__} is routed to database {target!r}, and the jobs live in {alias!r}.",
+            hint=f'Route the models of django_durable_jobs to {alias!r}, or set "DATABASE".',
+            id="django_durable_jobs.E003",
+        )
+        for model in (Job, JobAttempt)
+        for target in (router.db_for_write(model),)
+        if target != alias and _has_routers()
+    ]
+
+
+@checks.register(TAG)
+def check_database(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E004: the jobs' database is of a kind that we do not know, or too old."""
+    if conf.problems():
+        return []
+    alias = conf.settings.DATABASE
+    if connections[alias].vendor in ("postgresql", "sqlite"):
+        return [
+            checks.Error(problem, id="django_durable_jobs.E004")
+            for problem in version_problems(alias)
+        ]
+    return [
+        checks.Error(
+            f"Durable jobs live in PostgreSQL or SQLite, not in {connections[alias].vendor}.",
+            hint=f'Point {conf.SETTING}["DATABASE"] to such a database.',
+            id="django_durable_jobs.E004",
+        )
+    ]
+
+
+def _has_routers() -> bool:
+    return bool(router.routers)

@@ -1,0 +1,202 @@
+"""The contract of a dialect, and the two value types that its statements are made from."""
+
+from __future__ import annotations
+
+import abc
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from django.db import DatabaseError, connections
+
+from ..conf import settings
+from ..exceptions import LockTimeout, TransactionActive
+from ..transactions import in_callers_transaction
+
+JOBS = "django_durable_jobs_job"
+ATTEMPTS = "django_durable_jobs_jobattempt"
+PAUSES = "django_durable_jobs_queuepause"
+
+Row = tuple[Any, ...]
+T = TypeVar("T")
+
+TRIES = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """Queued jobs of one queue that one and the same handler code can run."""
+
+    queue: str
+    handler: str
+    version: int
+    fingerprint: str
+
+    @property
+    def capability(self) -> tuple[str, int, str]:
+        """What a worker must have to run these jobs."""
+        return (self.handler, self.version, self.fingerprint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FencedMove:
+    """One conditional write of a token's holder, on many jobs at once.
+
+    ``inputs`` names the columns of the given rows and their SQL types, ``id`` and ``token``
+    first. ``job_set`` and ``attempt_set`` map columns to expressions over ``o``: the locked
+    job row, the given row and ``o.now``. An attempt is updated, deleted or only looked at;
+    it must be open in each case, else its job stays as it is.
+    """
+
+    name: str
+    inputs: Mapping[str, str]
+    job_set: Mapping[str, str]
+    attempt_set: Mapping[str, str] = field(default_factory=dict)
+    delete_attempt: bool = False
+    touches_attempt: bool = True
+    condition: str = ""
+    returning: Sequence[str] = ("status",)
+
+
+class Dialect(abc.ABC):
+    """Clock, transactions of our own, set-based statements, and errors told by their code."""
+
+    vendor: str
+
+    @abc.abstractmethod
+    def now(self) -> str:
+        """Give an SQL expression for the instant, in microseconds since 1970 UTC."""
+
+    @abc.abstractmethod
+    def own(self, alias: str, *, lock_timeout: float | None = None) -> Any:
+        """Open a transaction of our own, in which lock waits are bounded (3.15, 4.1)."""
+
+    @abc.abstractmethod
+    def run(
+        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+    ) -> list[Row]:
+        """Run one statement in a transaction of our own and give its rows."""
+
+    @abc.abstractmethod
+    def rows(
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+    ) -> tuple[str, list[Any]]:
+        """Give a SELECT over the given values, in their order, and its parameters."""
+
+    @abc.abstractmethod
+    def fenced(
+        self,
+        alias: str,
+        move: FencedMove,
+        values: Sequence[Sequence[Any]],
+        *,
+        wait: bool,
+        own: bool,
+        lock_timeout: float | None = None,
+    ) -> list[Row]:
+        """Make a fenced move and give ``(id, *returning)`` of the jobs that it changed.
+
+        Without ``wait`` rows that another transaction has locked are passed over. ``own``
+        makes a transaction of our own; else the caller's open one is joined.
+        """
+
+    @abc.abstractmethod
+    def claim(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        worker: str,
+        lease: int,
+        columns: Sequence[str],
+    ) -> list[Row]:
+        """Claim up to ``limit`` jobs of the lanes in the order of 4.1; give their columns."""
+
+    @abc.abstractmethod
+    def insert_jobs(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    ) -> list[Row]:
+        """Insert jobs; of new ones give id, scope_hash, job_id, created_at, run_at, status."""
+
+    @abc.abstractmethod
+    def lock_jobs(
+        self,
+        alias: str,
+        condition: str,
+        params: Sequence[Any] = (),
+        *,
+        limit: int,
+        order: str = "j.id",
+    ) -> list[Row]:
+        """Lock up to ``limit`` jobs that meet an SQL condition; busy ones are passed over.
+
+        Gives ``(id, now)``; must run inside ``own``. The condition is checked on the locked row.
+        """
+
+    def longest_timeout(self) -> float | None:
+        """Give the seconds that a job's timeout must stay below, None for no such limit (4.6)."""
+        return None
+
+    @abc.abstractmethod
+    def for_update(self) -> str:
+        """Give the clause that locks the rows of a SELECT inside a transaction."""
+
+    @abc.abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Tell whether trying again may help: lost connection, deadlock, serialization, busy."""
+
+    @abc.abstractmethod
+    def is_conflict(self, error: BaseException) -> bool:
+        """Tell a deadlock's victim or a serialization failure."""
+
+    @abc.abstractmethod
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        """Tell an error that means: somebody else held a lock too long."""
+
+    @contextmanager
+    def translated(self) -> Iterator[None]:
+        """Raise ``LockTimeout`` for the database's own error of that kind."""
+        try:
+            yield
+        except DatabaseError as error:
+            if not self.is_lock_timeout(error):
+                raise
+            raise LockTimeout(
+                "another transaction held a lock longer than LOCK_TIMEOUT_SECONDS;"
+                " nothing was changed. Try again, or keep transactions short."
+            ) from error
+
+    def retried(self, work: Callable[[], T]) -> T:
+        """Run a whole transaction of our own again when it fell victim to another one."""
+        for number in range(1, TRIES + 1):
+            try:
+                return work()
+            except DatabaseError as error:
+                if number == TRIES or not self.is_conflict(error):
+                    raise
+                time.sleep(random.uniform(0, 0.01 * 2**number))  # noqa: S311 (only jitter)
+        raise AssertionError("unreachable")
+
+
+def lock_timeout_ms(seconds: float | None) -> int:
+    chosen = settings.LOCK_TIMEOUT_SECONDS if seconds is None else seconds
+    return max(1, round(chosen * 1000))
+
+
+def refuse_open_transaction(alias: str) -> None:
+    """Raise ``TransactionActive`` where a transaction of our own cannot begin."""
+    connection = connections[alias]
+    if in_callers_transaction(connection):
+        raise TransactionActive(
+            f'a transaction is open on database "{alias}", and this call makes its own:'
+            " call it outside transaction.atomic()."
+        )
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        raise TransactionActive(
+            f'autocommit is off on database "{alias}", so a transaction is always open there:'
+            " turn it on, or call this on another connection."
+        )

@@ -1,0 +1,315 @@
+"""PostgreSQL: SKIP LOCKED, ``clock_timestamp()`` after the lock, one round trip a move.
+
+Each move is one statement, so a transaction of our own can go to the server whole:
+BEGIN at READ COMMITTED, the lock timeout for this transaction alone, the statement, COMMIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import InterfaceError, OperationalError, connections, transaction
+
+from ..clock import replaced
+from ..transactions import in_test_wrapper
+from .base import (
+    ATTEMPTS,
+    JOBS,
+    Dialect,
+    FencedMove,
+    Lane,
+    Row,
+    lock_timeout_ms,
+    refuse_open_transaction,
+)
+
+_CONFLICTS = frozenset({"40001", "40P01"})
+_LOCK_NOT_AVAILABLE = "55P03"
+# Class 08: connection; 57P01..57P05: shut down, crash, starting up; 53300: too many connections;
+# 25006: a failover left us on a read-only server.
+_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "53300", "25006"})
+
+_LOCKED_COLUMNS = (
+    "status",
+    "lease_token",
+    "lease_expires_at",
+    "attempt_count",
+    "max_attempts",
+    "granted_attempts",
+    "retry_on_interrupt",
+    "cancel_requested_at",
+    "progress",
+    "run_at",
+)
+
+
+def _sqlstate(error: BaseException) -> str:
+    cause = error.__cause__ or error
+    return getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None) or ""
+
+
+class PostgreSQL(Dialect):
+    vendor = "postgresql"
+
+    def now(self) -> str:
+        instant = replaced()
+        if instant is not None:
+            return f"{instant}::bigint"
+        # extract() of a timestamptz is numeric, so this is exact to the microsecond.
+        return "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
+
+    @contextmanager
+    def own(self, alias: str, *, lock_timeout: float | None = None) -> Iterator[None]:
+        refuse_open_transaction(alias)
+        connection = connections[alias]
+        if in_test_wrapper(connection):
+            with transaction.atomic(using=alias):
+                yield
+            return
+        with self.translated(), transaction.atomic(using=alias, durable=True):
+            with connection.cursor() as cursor:
+                cursor.execute(
+                    "SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+                    f" SET LOCAL lock_timeout = {lock_timeout_ms(lock_timeout)}"
+                )
+            yield
+
+    def run(
+        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+    ) -> list[Row]:
+        return self.retried(lambda: self._run(alias, sql, params, lock_timeout))
+
+    def _run(
+        self, alias: str, sql: str, params: Sequence[Any], lock_timeout: float | None
+    ) -> list[Row]:
+        connection = connections[alias]
+        refuse_open_transaction(alias)
+        if in_test_wrapper(connection) or not _sends_whole_scripts(connection):
+            with self.own(alias, lock_timeout=lock_timeout), connection.cursor() as cursor:
+                cursor.execute(sql, params)
+                return list(cursor.fetchall())
+        script = (
+            "BEGIN ISOLATION LEVEL READ COMMITTED;"
+            f" SET LOCAL lock_timeout = {lock_timeout_ms(lock_timeout)}; {sql}; COMMIT"
+        )
+        with self.translated(), connection.cursor() as cursor:
+            try:
+                cursor.execute(script, params)
+            except BaseException:
+                _leave_failed_transaction(connection)
+                raise
+            cursor.nextset()
+            cursor.nextset()
+            return list(cursor.fetchall())
+
+    def rows(
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+    ) -> tuple[str, list[Any]]:
+        arrays = ", ".join(f"%s::{kind}[]" for kind in columns.values())
+        names = ", ".join(columns)
+        transposed = [list(column) for column in zip(*values, strict=True)]
+        return (
+            f"SELECT * FROM unnest({arrays}) WITH ORDINALITY AS given({names}, ord)",
+            transposed or [[] for _ in columns],
+        )
+
+    def fenced(
+        self,
+        alias: str,
+        move: FencedMove,
+        values: Sequence[Sequence[Any]],
+        *,
+        wait: bool,
+        own: bool,
+        lock_timeout: float | None = None,
+    ) -> list[Row]:
+        given, params = self.rows(move.inputs, values)
+        sql = _fenced_statement(move, given, now=self.now(), wait=wait)
+        if own:
+            return self.run(alias, sql, params, lock_timeout=lock_timeout)
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
+
+    def claim(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        worker: str,
+        lease: int,
+        columns: Sequence[str],
+    ) -> list[Row]:
+        now = self.now()
+        lane = _lane_statement(now=now, limit=limit)
+        picks = " UNION ALL ".join(f"SELECT * FROM ({lane}) AS lane{n}" for n in range(len(lanes)))
+        sql = _claim_statement(picks, now=now, limit=limit, lease=lease, columns=columns)
+        params: list[Any] = []
+        for one in lanes:
+            params += [one.queue, one.handler, one.version, one.fingerprint]
+        return self.run(alias, sql, [*params, worker])
+
+    def insert_jobs(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    ) -> list[Row]:
+        given, params = self.rows(columns, values)
+        sql = _insert_statement(list(columns), given, now=self.now())
+        if own:
+            return self.run(alias, sql, params)
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
+
+    def lock_jobs(
+        self,
+        alias: str,
+        condition: str,
+        params: Sequence[Any] = (),
+        *,
+        limit: int,
+        order: str = "j.id",
+    ) -> list[Row]:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(
+                f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
+                f" ORDER BY {order} LIMIT {int(limit)} FOR UPDATE OF j SKIP LOCKED)"
+                f" SELECT id, {self.now()} FROM locked",
+                list(params),
+            )
+            return list(cursor.fetchall())
+
+    def for_update(self) -> str:
+        return " FOR UPDATE"
+
+    def is_transient(self, error: BaseException) -> bool:
+        if isinstance(error, InterfaceError):
+            return True
+        state = _sqlstate(error)
+        if state in _CONFLICTS or state in _TRANSIENT or state == _LOCK_NOT_AVAILABLE:
+            return True
+        # A connection that broke or was refused has no SQLSTATE.
+        return state.startswith("08") or (isinstance(error, OperationalError) and not state)
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return _sqlstate(error) in _CONFLICTS
+
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+
+
+def _sends_whole_scripts(connection: Any) -> bool:
+    """Tell whether the driver binds on the client, so that a script may carry parameters."""
+    return connection.Database.__name__ == "psycopg" and not connection.settings_dict[
+        "OPTIONS"
+    ].get("server_side_binding", False)
+
+
+def _leave_failed_transaction(connection: Any) -> None:
+    """Roll a failed script back, so that the session is idle again; a dead one is closed."""
+    raw = connection.connection
+    if raw is None:
+        return
+    try:
+        raw.rollback()
+    except Exception:  # noqa: BLE001 (any failure here means that the connection is gone)
+        connection.close()
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{column} = {expression}" for column, expression in values.items())
+
+
+def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> str:
+    """Lock first; only then compare the locked row's expiry with the clock (3.2)."""
+    locked = ", ".join(f"j.{column}" for column in _LOCKED_COLUMNS)
+    extra = "".join(f", i.{name}" for name in move.inputs if name != "id")
+    skip = "" if wait else " SKIP LOCKED"
+    condition = f" AND ({move.condition})" if move.condition else ""
+    returning = "".join(f", j.{column}" for column in move.returning)
+    return (
+        f"WITH i AS ({given}),"
+        f" locked AS MATERIALIZED (SELECT j.id, {locked}{extra} FROM {JOBS} j JOIN i ON j.id = i.id"
+        f" ORDER BY j.id FOR UPDATE OF j{skip}),"
+        f" timed AS MATERIALIZED (SELECT locked.*, {now} AS now FROM locked),"
+        " o AS MATERIALIZED (SELECT * FROM timed o WHERE o.status = 'running'"
+        f" AND o.lease_token = o.token AND o.lease_expires_at > o.now{condition}),"
+        f" a AS ({_attempt_write(move)}),"
+        f" w AS (UPDATE {JOBS} j SET {_assignments(move.job_set)} FROM o"
+        f" WHERE j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING j.id{returning})"
+        " SELECT * FROM w"
+    )
+
+
+def _attempt_write(move: FencedMove) -> str:
+    """The open attempt of the token: updated, deleted, or only required to be there."""
+    match = (
+        "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count"
+        " AND a.status = 'running'"
+    )
+    if move.delete_attempt:
+        return f"DELETE FROM {ATTEMPTS} a USING o WHERE {match} RETURNING a.job_id"
+    if move.attempt_set:
+        return (
+            f"UPDATE {ATTEMPTS} a SET {_assignments(move.attempt_set)} FROM o"
+            f" WHERE {match} RETURNING a.job_id"
+        )
+    if move.touches_attempt:
+        return f"SELECT a.job_id FROM {ATTEMPTS} a, o WHERE {match}"
+    return "SELECT o.id AS job_id FROM o"
+
+
+def _lane_statement(*, now: str, limit: int) -> str:
+    return (
+        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j"
+        " WHERE j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
+        " AND j.status = 'queued' AND NOT j.limit_waiting"
+        f" AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
+        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
+        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)} FOR UPDATE SKIP LOCKED"
+    )
+
+
+def _claim_statement(
+    picks: str, *, now: str, limit: int, lease: int, columns: Sequence[str]
+) -> str:
+    """Claim in one statement; the lanes are merged lazily, so few more rows are locked than taken.
+
+    Each CTE is materialised: a LIMIT inside a join may run again for each outer row.
+    """
+    wanted = ", ".join(f"j.{column}" for column in columns)
+    return (
+        f"WITH picked AS MATERIALIZED (SELECT id FROM ({picks}) AS lanes"
+        f" ORDER BY priority DESC, run_at, id LIMIT {int(limit)}),"
+        " marked AS MATERIALIZED (SELECT id, replace(gen_random_uuid()::text, '-', '') AS token,"
+        f" {now} AS now FROM picked),"
+        f" claimed AS (UPDATE {JOBS} j SET status = 'running', attempt_count = j.attempt_count + 1,"
+        f" lease_token = m.token, lease_expires_at = m.now + {int(lease)},"
+        " progress = 0, progress_message = ''"
+        f" FROM marked m WHERE j.id = m.id RETURNING {wanted}, m.now AS claimed_at),"
+        f" opened AS (INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at,"
+        " progress) SELECT id, attempt_count, lease_token, %s, 'running', claimed_at, 0"
+        " FROM claimed)"
+        " SELECT * FROM claimed ORDER BY priority DESC, run_at, id"
+    )
+
+
+def _insert_statement(columns: list[str], given: str, *, now: str) -> str:
+    """Draw ids in the given order, insert in order of identity: no deadlock between two callers."""
+    copied = ", ".join(columns)
+    return (
+        f"WITH given AS MATERIALIZED ({given}),"
+        " numbered AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence("
+        f"'{JOBS}', 'id')::regclass) AS id, g.* FROM (SELECT * FROM given ORDER BY ord) AS g),"
+        f" timed AS MATERIALIZED (SELECT {now} AS now)"
+        f" INSERT INTO {JOBS} (id, created_at, run_at, status, {copied}, attempt_count,"
+        " granted_attempts, limit_waiting, progress, progress_message)"
+        " SELECT n.id, t.now, coalesce(n.initial_run_at, t.now),"
+        " CASE WHEN n.initial_run_at > t.now THEN 'scheduled' ELSE 'queued' END,"
+        f" {', '.join('n.' + column for column in columns)}, 0, 0, false, 0, ''"
+        ' FROM numbered n, timed t ORDER BY n.scope_hash COLLATE "C", n.job_id COLLATE "C"'
+        " ON CONFLICT DO NOTHING"
+        " RETURNING id, scope_hash, job_id, created_at, run_at, status"
+    )

@@ -1,0 +1,339 @@
+"""SQLite: one writer, so BEGIN IMMEDIATE is the lock, and the host's clock is read after it.
+
+Threads of one process wait for the writer in line (a lock) rather than by SQLite's busy
+handler, which sleeps and tries again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from django.db import InterfaceError, connections, transaction
+
+from ..clock import host_now
+from ..conf import settings
+from ..exceptions import LockTimeout
+from ..transactions import in_test_wrapper
+from .base import (
+    ATTEMPTS,
+    JOBS,
+    Dialect,
+    FencedMove,
+    Lane,
+    Row,
+    lock_timeout_ms,
+    refuse_open_transaction,
+)
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+
+def _errorcode(error: BaseException) -> int:
+    cause = error.__cause__ or error
+    # The primary result code is the low byte of the extended one.
+    return (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF
+
+
+class _Line:
+    """The line of this process's writers, one for each database file."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._locks: dict[str, threading.Lock] = {}
+
+    @contextmanager
+    def turn(self, name: str, timeout_ms: int) -> Iterator[None]:
+        with self._guard:
+            lock = self._locks.setdefault(name, threading.Lock())
+        if not lock.acquire(timeout=timeout_ms / 1000):
+            raise LockTimeout(
+                "another thread of this process wrote to the database longer than"
+                " LOCK_TIMEOUT_SECONDS; nothing was changed. Try again."
+            )
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+_line = _Line()
+
+
+def _forget_line() -> None:
+    global _line
+    _line = _Line()
+
+
+os.register_at_fork(after_in_child=_forget_line)
+
+
+class SQLite(Dialect):
+    vendor = "sqlite"
+
+    def now(self) -> str:
+        return str(host_now())
+
+    @contextmanager
+    def own(self, alias: str, *, lock_timeout: float | None = None) -> Iterator[None]:
+        refuse_open_transaction(alias)
+        connection = connections[alias]
+        if in_test_wrapper(connection):
+            with transaction.atomic(using=alias):
+                yield
+            return
+        milliseconds = lock_timeout_ms(lock_timeout)
+        connection.ensure_connection()
+        with (
+            _line.turn(str(connection.settings_dict["NAME"]), milliseconds),
+            self.translated(),
+            _busy_timeout(connection, milliseconds),
+            _immediate(connection, alias),
+        ):
+            yield
+
+    def run(
+        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+    ) -> list[Row]:
+        with self.own(alias, lock_timeout=lock_timeout):
+            return self._fetch(alias, sql, params)
+
+    def _fetch(self, alias: str, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql, list(params))
+            return list(cursor.fetchall())
+
+    def rows(
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+    ) -> tuple[str, list[Any]]:
+        picked = ", ".join(
+            f"json_extract(given.value, '$[{index}]') AS {name}"
+            for index, name in enumerate(columns)
+        )
+        text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
+        return f"SELECT {picked}, given.key AS ord FROM json_each(%s) AS given", [text]
+
+    def fenced(
+        self,
+        alias: str,
+        move: FencedMove,
+        values: Sequence[Sequence[Any]],
+        *,
+        wait: bool,
+        own: bool,
+        lock_timeout: float | None = None,
+    ) -> list[Row]:
+        if not own:
+            # A no-op update takes the write lock, if the caller's transaction has it not yet.
+            self._fetch(alias, f"UPDATE {JOBS} SET id = id WHERE id = -1 RETURNING id")
+            return self._fenced(alias, move, values)
+        with self.own(alias, lock_timeout=lock_timeout):
+            return self._fenced(alias, move, values)
+
+    def _fenced(self, alias: str, move: FencedMove, values: Sequence[Sequence[Any]]) -> list[Row]:
+        given, params = self.rows(move.inputs, values)
+        owned = _owned(move, given, now=self.now())
+        if not move.touches_attempt:
+            return self._fetch(alias, _job_write(move, owned, ""), params)
+        ids = self._fetch(alias, *_attempt_write(move, owned, params))
+        mine = json.dumps([row[0] for row in ids])
+        narrowed = " AND o.id IN (SELECT value FROM json_each(%s))"
+        return self._fetch(alias, _job_write(move, owned, narrowed), [*params, mine])
+
+    def claim(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        worker: str,
+        lease: int,
+        columns: Sequence[str],
+    ) -> list[Row]:
+        with self.own(alias):
+            now = self.now()
+            ids = self._pick(alias, lanes, now=now, limit=limit, lease=lease)
+            if not ids:
+                return []
+            picked = json.dumps(ids)
+            wanted = ", ".join(columns)
+            claimed = self._fetch(
+                alias,
+                f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
+                f" lease_token = lower(hex(randomblob(16))),"
+                f" lease_expires_at = {now} + {int(lease)},"
+                " progress = 0, progress_message = ''"
+                " WHERE id IN (SELECT value FROM json_each(%s))"
+                f" RETURNING {wanted}, {now} AS claimed_at",
+                [picked],
+            )
+            self._fetch(
+                alias,
+                f"INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at,"
+                f" progress) SELECT id, attempt_count, lease_token, %s, 'running', {now}, 0"
+                f" FROM {JOBS} WHERE id IN (SELECT value FROM json_each(%s)) ORDER BY id"
+                " RETURNING id",
+                [worker, picked],
+            )
+        place = {job: number for number, job in enumerate(ids)}
+        at = list(columns).index("id")
+        return sorted(claimed, key=lambda row: place[row[at]])
+
+    def _pick(
+        self, alias: str, lanes: Sequence[Lane], *, now: str, limit: int, lease: int
+    ) -> list[int]:
+        lane = _lane_statement(now=now, limit=limit, lease=lease)
+        picks = " UNION ALL ".join(f"SELECT * FROM ({lane})" for _ in lanes)
+        params: list[Any] = []
+        for one in lanes:
+            params += [one.queue, one.handler, one.version, one.fingerprint]
+        found = self._fetch(
+            alias,
+            f"SELECT id FROM ({picks}) ORDER BY priority DESC, run_at, id LIMIT {int(limit)}",
+            params,
+        )
+        return [row[0] for row in found]
+
+    def insert_jobs(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    ) -> list[Row]:
+        if own:
+            with self.own(alias):
+                return self.insert_jobs(alias, columns, values, own=False)
+        given, params = self.rows(columns, values)
+        return self._fetch(alias, _insert_statement(list(columns), given, now=self.now()), params)
+
+    def lock_jobs(
+        self,
+        alias: str,
+        condition: str,
+        params: Sequence[Any] = (),
+        *,
+        limit: int,
+        order: str = "j.id",
+    ) -> list[Row]:
+        return self._fetch(
+            alias,
+            f"SELECT j.id, {self.now()} FROM {JOBS} j WHERE {condition}"
+            f" ORDER BY {order} LIMIT {int(limit)}",
+            params,
+        )
+
+    def longest_timeout(self) -> float | None:
+        # One writer: a renewal may fail while a handler writes, so the lease must outlast it.
+        return float(settings.LEASE_SECONDS)
+
+    def for_update(self) -> str:
+        return ""
+
+    def is_transient(self, error: BaseException) -> bool:
+        return _errorcode(error) in _BUSY or isinstance(error, InterfaceError)
+
+    def is_conflict(self, error: BaseException) -> bool:
+        return False
+
+    def is_lock_timeout(self, error: BaseException) -> bool:
+        return _errorcode(error) in _BUSY
+
+
+@contextmanager
+def _busy_timeout(connection: Any, milliseconds: int) -> Iterator[None]:
+    """Bound the wait for the writer for this transaction alone."""
+    raw = connection.connection
+    before = raw.execute("PRAGMA busy_timeout").fetchone()[0]
+    if before == milliseconds:
+        yield
+        return
+    raw.execute(f"PRAGMA busy_timeout = {int(milliseconds)}")
+    try:
+        yield
+    finally:
+        if connection.connection is raw:
+            raw.execute(f"PRAGMA busy_timeout = {int(before)}")
+
+
+@contextmanager
+def _immediate(connection: Any, alias: str) -> Iterator[None]:
+    """Open a durable transaction by BEGIN IMMEDIATE whatever OPTIONS say."""
+    before = connection.transaction_mode
+    connection.transaction_mode = "IMMEDIATE"
+    try:
+        with transaction.atomic(using=alias, durable=True):
+            connection.transaction_mode = before
+            yield
+    finally:
+        connection.transaction_mode = before
+
+
+def _assignments(values: Mapping[str, str]) -> str:
+    return ", ".join(f"{column} = {expression}" for column, expression in values.items())
+
+
+def _owned(move: FencedMove, given: str, *, now: str) -> str:
+    """The job rows that the given tokens hold at ``now``, which was read under the write lock."""
+    extra = "".join(f", i.{name}" for name in move.inputs if name != "id")
+    condition = f" WHERE {move.condition}" if move.condition else ""
+    return (
+        f"SELECT * FROM (SELECT j.id, j.status, j.lease_token, j.lease_expires_at, j.attempt_count,"
+        " j.max_attempts, j.granted_attempts, j.retry_on_interrupt, j.cancel_requested_at,"
+        f" j.progress, j.run_at{extra}, {now} AS now FROM ({given}) AS i JOIN {JOBS} j"
+        " ON j.id = i.id WHERE j.status = 'running' AND j.lease_token = i.token"
+        f" AND j.lease_expires_at > {now}) AS o{condition}"
+    )
+
+
+def _attempt_write(move: FencedMove, owned: str, params: list[Any]) -> tuple[str, list[Any]]:
+    match = "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count"
+    open_ = "a.status = 'running'"
+    if move.delete_attempt:
+        return (
+            f"DELETE FROM {ATTEMPTS} AS a WHERE {open_} AND a.id IN"
+            f" (SELECT a.id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match}) RETURNING job_id",
+            params,
+        )
+    if move.attempt_set:
+        return (
+            f"UPDATE {ATTEMPTS} AS a SET {_assignments(move.attempt_set)} FROM ({owned}) AS o"
+            f" WHERE {match} AND {open_} RETURNING job_id",
+            params,
+        )
+    return f"SELECT a.job_id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match} AND {open_}", params
+
+
+def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
+    returning = "".join(f", {column}" for column in move.returning)
+    return (
+        f"UPDATE {JOBS} AS j SET {_assignments(move.job_set)} FROM ({owned}) AS o"
+        f" WHERE j.id = o.id{narrowed} RETURNING id{returning}"
+    )
+
+
+def _lane_statement(*, now: str, limit: int, lease: int) -> str:
+    """One lane in the claim's order; a job whose timeout its lease cannot hold is left (4.6)."""
+    return (
+        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j"
+        " WHERE j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
+        " AND j.status = 'queued' AND NOT j.limit_waiting"
+        f" AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
+        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
+        f" AND j.timeout * 1000000 < {int(lease)}"
+        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}"
+    )
+
+
+def _insert_statement(columns: list[str], given: str, *, now: str) -> str:
+    """Insert in the given order. ``WHERE true`` keeps ON CONFLICT from reading as a join."""
+    return (
+        f"INSERT INTO {JOBS} (created_at, run_at, status, {', '.join(columns)}, attempt_count,"
+        " granted_attempts, limit_waiting, progress, progress_message)"
+        f" SELECT {now}, coalesce(n.initial_run_at, {now}),"
+        f" CASE WHEN n.initial_run_at > {now} THEN 'scheduled' ELSE 'queued' END,"
+        f" {', '.join('n.' + column for column in columns)}, 0, 0, 0, 0, ''"
+        f" FROM ({given}) AS n WHERE true ORDER BY n.ord ON CONFLICT DO NOTHING"
+        " RETURNING id, scope_hash, job_id, created_at, run_at, status"
+    )

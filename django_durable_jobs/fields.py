@@ -1,0 +1,98 @@
+"""The column types of our tables: instants, and JSON kept as text."""
+
+from __future__ import annotations
+
+import sys
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any
+
+from django.core import exceptions
+from django.db import models
+from django.utils.dateparse import parse_datetime
+from django.utils.translation import gettext_lazy as _
+
+from .instants import from_microseconds, to_microseconds
+from .payloads import decode_json_text, encode_result
+
+if TYPE_CHECKING:
+    _Field = models.Field[Any, Any]
+    _TextField = models.TextField[Any, Any]
+else:
+    # The classes take no type arguments while running.
+    _Field, _TextField = models.Field, models.TextField
+
+
+class InstantField(_Field):
+    """An instant, stored as microseconds since 1970 UTC, an aware UTC datetime in Python.
+
+    Takes aware datetimes in ``filter()``, ``update()`` and ``save()`` (naive ones as
+    ``instants.to_microseconds`` says) and gives aware UTC back under any ``USE_TZ``,
+    ``TIME_ZONE`` and session zone.
+    """
+
+    description = _("Instant (UTC, to the microsecond)")
+    empty_strings_allowed = False
+
+    def get_internal_type(self) -> str:
+        return "BigIntegerField"
+
+    def from_db_value(self, value: int | None, expression: Any, connection: Any) -> Any:
+        return None if value is None else from_microseconds(value)
+
+    def to_python(self, value: Any) -> datetime | None:
+        if value is None or isinstance(value, datetime):
+            return value
+        if isinstance(value, int) and not isinstance(value, bool):
+            return from_microseconds(value)
+        try:
+            parsed = parse_datetime(value) if isinstance(value, str) else None
+        except ValueError:  # well formatted, but no such date or time
+            parsed = None
+        if parsed is None:
+            raise exceptions.ValidationError(
+                _("“%(value)s” is not a datetime."), code="invalid", params={"value": value}
+            )
+        return parsed
+
+    def get_prep_value(self, value: Any) -> Any:
+        value = super().get_prep_value(value)
+        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+        if isinstance(value, datetime):
+            return to_microseconds(value)
+        if isinstance(value, str):
+            parsed = self.to_python(value)
+            return None if parsed is None else to_microseconds(parsed)
+        if isinstance(value, date):
+            raise TypeError(f"{self.name} takes a datetime; a date names no instant")
+        raise TypeError(f"{self.name} takes a datetime, not {type(value).__name__}")
+
+    def value_from_object(self, obj: Any) -> str | None:
+        """Give ISO text in UTC: the JSON serializer would cut a datetime to milliseconds."""
+        stored = self.get_prep_value(super().value_from_object(obj))
+        return None if stored is None else from_microseconds(stored).isoformat()
+
+    def value_to_string(self, obj: Any) -> str:
+        return self.value_from_object(obj) or ""
+
+    def formfield(self, **kwargs: Any) -> Any:
+        from django import forms
+
+        return super().formfield(**{"form_class": forms.DateTimeField, **kwargs})
+
+
+class JSONTextField(_TextField):
+    """A JSON value kept as text, decoded in Python; what cannot be decoded reads as None."""
+
+    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
+        return None if value is None else decode_json_text(value)
+
+    def get_prep_value(self, value: Any) -> Any:
+        return None if value is None else encode_result(value, sys.maxsize)
+
+    def to_python(self, value: Any) -> Any:
+        return value
+
+    def value_to_string(self, obj: Any) -> Any:
+        """Give the value itself for the serializers, as Django's JSONField does."""
+        return self.value_from_object(obj)

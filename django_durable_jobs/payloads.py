@@ -1,0 +1,185 @@
+"""The typed JSON codec of payloads, and the rules for results and stored text. Pure.
+
+One rule for every database: what one of them would refuse or change (NaN, lone
+surrogates, integers beyond 64 bits, depth, size) is refused here, before it is touched.
+Messages name paths and types, never values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import re
+from functools import cached_property
+from typing import Any
+
+import msgspec
+
+from . import json_rules, payload_types
+from .conf import settings as conf
+from .exceptions import InvalidSubmission
+from .model_id import ModelId
+from .payload_types import JSON
+
+__all__ = [
+    "JSON",
+    "Codec",
+    "CorruptPayload",
+    "ModelId",
+    "NotStorable",
+    "check_text",
+    "clean_text",
+    "codec_for",
+    "decode_json_text",
+    "encode_result",
+    "payload_sha256",
+]
+
+MARK = "…"
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+logger = logging.getLogger("django_durable_jobs")
+
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+
+
+class CorruptPayload(ValueError):
+    """A stored payload is not of its handler's type; internal, the job becomes blocked."""
+
+
+class NotStorable(ValueError):
+    """A result or checkpoint cannot be stored as JSON; the message names classes only."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Codec:
+    """Write and read the values of one type as exact JSON text; made by ``codec_for``."""
+
+    type_hint: Any
+    node: msgspec.inspect.Type = dataclasses.field(repr=False)
+    decoder: msgspec.json.Decoder[Any] = dataclasses.field(repr=False)
+    field_names: frozenset[str] = dataclasses.field(repr=False)
+
+    def encode(self, value: object) -> str:
+        """Give the JSON text of ``value``, which must be of the type as it stands.
+
+        Nothing is coerced and nothing is lost: the text is read back and compared.
+        Raises ``InvalidSubmission`` naming the path and the types, never a value.
+        """
+        limit = conf.MAX_PAYLOAD_BYTES
+        try:
+            text = json_rules.encode(value, limit, self.field_names)
+            decoded = self.decoder.decode(text)
+            json_rules.compare(value, decoded, "$")
+            json_rules.check_complete(text, decoded)
+        except Exception as error:  # what msgspec or a class of the payload raises
+            refused = json_rules.refusal(error)
+            sentence = f"The payload is refused at {refused.path}: {refused.reason}."
+            raise InvalidSubmission(sentence) from None
+        return text
+
+    def decode(self, text: str) -> Any:
+        """Give the value of a stored text; raise ``CorruptPayload`` if it is not of the type.
+
+        Strict: a field that the type does not have is refused as well.
+        """
+        try:
+            value = self.decoder.decode(text)
+            json_rules.check_complete(text, value)
+        except Exception as error:
+            refused = json_rules.refusal(error)
+            raise CorruptPayload(f"{refused.reason} (at {refused.path})") from None
+        return value
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The hash of the schema; needs loaded apps if the type holds a ``ModelId``."""
+        return payload_types.fingerprint(self.node)
+
+
+def codec_for(type_hint: Any) -> Codec:
+    """Make the codec of a payload type; ``None`` for a handler without payload.
+
+    Raises ``InvalidHandler``, with a sentence that says what to write instead, for secret
+    types, models, bare ``Any``, callables, sets and everything that msgspec cannot carry
+    exactly. String annotations inside classes are resolved from their modules.
+    """
+    hint = type(None) if type_hint is None else type_hint
+    node = payload_types.check_type(hint)
+    return Codec(
+        type_hint=type_hint,
+        node=node,
+        decoder=msgspec.json.Decoder(hint, dec_hook=json_rules.dec_hook),
+        field_names=payload_types.field_names(node),
+    )
+
+
+def payload_sha256(text: str) -> str:
+    """Hash the exact text: SHA-256 over its UTF-8 bytes, in hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def encode_result(value: object, limit: int) -> str:
+    """Give the JSON text of a result or checkpoint of at most ``limit`` UTF-8 bytes.
+
+    No type is declared, so dataclasses, datetimes, UUIDs and the like become their JSON
+    forms and read back as those. Raises ``NotStorable`` and nothing else.
+    """
+    try:
+        return json_rules.encode(value, limit, frozenset())
+    except json_rules.Refused as refused:
+        raise NotStorable(f"Not storable as JSON: {refused.reason}.") from None
+
+
+def decode_json_text(text: Any) -> Any:
+    """Read stored JSON; what cannot be read is logged and reads as ``None``."""
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except Exception as error:
+        logger.warning(
+            "Stored JSON cannot be decoded (%s); it reads as None.", type(error).__name__
+        )
+        return None
+
+
+def clean_text(value: object, limit: int) -> str:
+    """Make text of ``value`` that every database takes; never raise, never refuse.
+
+    NUL and surrogates become U+FFFD; beyond ``limit`` characters it is cut, and the last
+    character is the mark. Only the first ``limit`` characters are worked on.
+    """
+    text = _text_of(value)
+    limit = max(limit, 0)
+    if len(text) > limit:
+        text = (text[: limit - 1] + MARK) if limit else ""
+    return _UNSTORABLE.sub(REPLACEMENT, text)
+
+
+def check_text(name: str, value: object, minimum: int, maximum: int) -> str:
+    """Give ``value`` back as plain ``str`` if it may be stored, else ``InvalidSubmission``.
+
+    Refused, never repaired: another type, NUL, a lone surrogate, fewer or more characters
+    than allowed, and blank text where ``minimum`` is at least 1.
+    """
+    if not isinstance(value, str):
+        raise InvalidSubmission(f"{name} must be str, not {type(value).__name__}.")
+    text = str.__str__(value)
+    if not minimum <= len(text) <= maximum:
+        raise InvalidSubmission(
+            f"{name} must have {minimum} to {maximum} characters; it has {len(text)}."
+        )
+    if _UNSTORABLE.search(text):
+        raise InvalidSubmission(f"{name} must not hold NUL or a lone surrogate.")
+    if minimum and not text.strip():
+        raise InvalidSubmission(f"{name} must not be blank.")
+    return text
+
+
+def _text_of(value: object) -> str:
+    """Give a plain ``str``, whatever ``__str__`` does."""
+    try:
+        return str.__str__(value if isinstance(value, str) else str(value))
+    except BaseException:  # "never raises" includes an exit raised inside __str__
+        return f"<{type.__dict__['__name__'].__get__(type(value))} without text>"

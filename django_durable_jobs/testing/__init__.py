@@ -1,0 +1,6 @@
+"""Test helpers that use the production code (CONTRACT 7.2)."""
+
+from .clock import FakeClock
+from .draining import drain
+
+__all__ = ["FakeClock", "drain"]

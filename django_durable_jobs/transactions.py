@@ -1,0 +1,39 @@
+"""Whose transaction is open: the caller's, a TestCase's, or none; and how to doom it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _caller_depth(connection: Any) -> int | None:
+    """Give the index of the outermost ``atomic()`` that is not a TestCase's own."""
+    for depth, block in enumerate(connection.atomic_blocks):
+        if not getattr(block, "_from_testcase", False):
+            return depth
+    return None
+
+
+def in_callers_transaction(connection: Any) -> bool:
+    """Tell whether the caller has an ``atomic()`` open; a TestCase's wrapper is not one."""
+    return connection.in_atomic_block and _caller_depth(connection) is not None
+
+
+def in_test_wrapper(connection: Any) -> bool:
+    """Tell whether only a TestCase's wrapper transaction is open."""
+    return connection.in_atomic_block and _caller_depth(connection) is None
+
+
+def doom(connection: Any) -> None:
+    """Let the caller's whole transaction roll back, whoever catches what in between (1.4).
+
+    ``set_rollback(True)`` alone dooms the innermost savepoint: the block around it would
+    go on. An ``atomic()`` that ends without a savepoint hands the mark outwards, so the
+    savepoints inside the outermost block are forgotten; they go when that block rolls back.
+    """
+    depth = _caller_depth(connection)
+    if not connection.in_atomic_block or depth is None:
+        return
+    # savepoint_ids has an entry per block but the first: entry k - 1 belongs to block k.
+    for index in range(depth, len(connection.savepoint_ids)):
+        connection.savepoint_ids[index] = None
+    connection.needs_rollback = True

@@ -1,0 +1,92 @@
+"""The one writer of a token's holder: fenced moves, and what it means if a row was missed.
+
+The fence itself is the dialect's ``fenced``: this job, this token, ``running``, and a lease
+that has not expired at an instant read after the row's lock is held (CONTRACT 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from django.db import connections
+
+from .. import states
+from ..dialects import dialect_for
+from ..dialects.base import ATTEMPTS, JOBS, FencedMove
+from ..exceptions import JobCancelled, LeaseLost
+from ..transactions import in_callers_transaction
+
+ID_AND_TOKEN = {"id": "bigint", "token": "text"}
+NO_LEASE = {"lease_token": "NULL", "lease_expires_at": "NULL"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """A token and its job as they read without a lock.
+
+    ``owns``: this token, running, lease not expired. ``attempt_open``: its attempt row is
+    there. A row that a move missed although both hold is busy: somebody has it locked.
+    """
+
+    owns: bool
+    attempt_open: bool
+    cancel_requested: bool
+    progress: float
+
+
+GONE = Standing(owns=False, attempt_open=False, cancel_requested=False, progress=0.0)
+
+
+def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[int, Standing]:
+    """Read again, without a lock, the rows that a fenced move did not change."""
+    dialect = dialect_for(alias)
+    given, params = dialect.rows(ID_AND_TOKEN, list(holders))
+    sql = (
+        f"SELECT j.id, j.status = '{states.RUNNING}' AND j.lease_token = i.token"
+        f" AND j.lease_expires_at > {dialect.now()}, a.id IS NOT NULL,"
+        f" j.cancel_requested_at IS NOT NULL, j.progress FROM ({given}) AS i"
+        f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
+        f" AND a.token = i.token AND a.status = '{states.RUNNING}'"
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, params)
+        return {
+            row[0]: Standing(
+                owns=bool(row[1]),
+                attempt_open=bool(row[2]),
+                cancel_requested=bool(row[3]),
+                progress=row[4],
+            )
+            for row in cursor.fetchall()
+        }
+
+
+def fenced(
+    alias: str, move: FencedMove, values: Sequence[Sequence[Any]], *, wait: bool = False
+) -> dict[int, Any]:
+    """Make a move in a transaction of our own; gives the new status of each changed job."""
+    rows = dialect_for(alias).fenced(alias, move, values, wait=wait, own=True)
+    return {row[0]: row[1] for row in rows}
+
+
+def fenced_by_handler(alias: str, move: FencedMove, values: Sequence[Any]) -> Standing | None:
+    """Make a handler's move on its own connection, inside its transaction if one is open.
+
+    Waits for the row's lock. Gives None where it was made; else how the job stands, after
+    ``LeaseLost`` has been raised to a handler that does not own it any more.
+    """
+    own = not in_callers_transaction(connections[alias])
+    rows = dialect_for(alias).fenced(alias, move, [values], wait=True, own=own)
+    if rows:
+        return None
+    standing = standings(alias, [(values[0], values[1])]).get(values[0], GONE)
+    if not standing.owns or not standing.attempt_open:
+        raise LeaseLost("this attempt does not own its job any more; nothing was written")
+    return standing
+
+
+def refuse_cancelled(standing: Standing) -> None:
+    if standing.cancel_requested:
+        raise JobCancelled("a cancel of this job was requested")

@@ -1,0 +1,67 @@
+"""Renew, and read what became of a token."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from django.db import connections
+
+from .. import states
+from ..conf import settings
+from ..dialects import dialect_for
+from ..dialects.base import ATTEMPTS, JOBS, FencedMove
+from ..instants import seconds_to_microseconds
+from ._fence import ID_AND_TOKEN, fenced
+
+RENEW = FencedMove(
+    name="renew",
+    inputs={**ID_AND_TOKEN, "lease": "bigint"},
+    job_set={"lease_expires_at": "o.now + o.lease"},
+    touches_attempt=False,
+)
+
+_HEX = frozenset(string.hexdigits)
+
+
+def renew(alias: str, holders: Sequence[tuple[int, str]], *, lease_seconds: float) -> set[int]:
+    """Prolong all the given leases in one statement; give the ids of those that were.
+
+    Locked rows are passed over, never waited for: missing is not lost (CONTRACT 4.3).
+    """
+    if not holders:
+        return set()
+    lease = seconds_to_microseconds(lease_seconds)
+    return set(fenced(alias, RENEW, [(job, token, lease) for job, token in holders]))
+
+
+def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[int]:
+    """Give the ids of the held jobs whose cancel is requested; one query, no lock (3.5)."""
+    if not holders:
+        return set()
+    given, params = dialect_for(alias).rows(ID_AND_TOKEN, holders)
+    sql = (
+        f"SELECT j.id FROM ({given}) AS i JOIN {JOBS} j ON j.id = i.id"
+        " WHERE j.lease_token = i.token AND j.cancel_requested_at IS NOT NULL"
+    )
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, params)
+        return {row[0] for row in cursor.fetchall()}
+
+
+def execution_status(token: Any, *, using: str | None = None) -> str:
+    """Say ``"running"``, ``"cancel_requested"`` or ``"ended"`` of any text (CONTRACT 3.10)."""
+    if not isinstance(token, str) or len(token) != 32 or not _HEX.issuperset(token):
+        return "ended"
+    sql = (
+        f"SELECT j.cancel_requested_at FROM {ATTEMPTS} a JOIN {JOBS} j ON j.id = a.job_id"
+        f" WHERE a.token = %s AND a.status = '{states.RUNNING}'"
+        f" AND j.status = '{states.RUNNING}' AND j.lease_token = a.token"
+    )
+    with connections[using or settings.DATABASE].cursor() as cursor:
+        cursor.execute(sql, [token])
+        row = cursor.fetchone()
+    if row is None:
+        return "ended"
+    return "running" if row[0] is None else "cancel_requested"

@@ -1,0 +1,182 @@
+"""Finish, progress, checkpoint: what a handler did, written as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .. import states
+from ..dialects.base import FencedMove
+from ..exceptions import InvalidTransition
+from ._fence import (
+    GONE,
+    ID_AND_TOKEN,
+    NO_LEASE,
+    fenced,
+    fenced_by_handler,
+    refuse_cancelled,
+    standings,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How one attempt ended. ``retry_delay`` (microseconds) asks for another execution.
+
+    ``stopped_by_worker`` is the shutdown's end: requeued at once with one execution granted,
+    where ``retry_on_interrupt`` allows (CONTRACT 4.7).
+    """
+
+    job: int
+    token: str
+    status: str
+    outcome: str
+    final_status: str
+    result: str | None = None
+    retry_delay: int | None = None
+    stopped_by_worker: bool = False
+    error_category: str | None = None
+    error_summary: str | None = None
+    error_traceback: str | None = None
+
+
+_CANCELLED = "o.cancel_requested_at IS NOT NULL"
+_REQUEUED = "(o.stopped_by_worker AND o.retry_on_interrupt)"
+_RETRIED = "(o.retry_delay IS NOT NULL AND o.attempt_count < o.max_attempts + o.granted_attempts)"
+_SUCCEEDED = f"o.final_status = '{states.SUCCEEDED}'"
+_GOES_ON = f"NOT ({_CANCELLED}) AND ({_REQUEUED} OR {_RETRIED})"
+_UNLESS_CANCELLED = f"CASE WHEN {_CANCELLED} THEN NULL ELSE"
+
+# One statement decides between the outcome and a cancel request that committed earlier (3.3).
+FINISH = FencedMove(
+    name="finish",
+    inputs={
+        **ID_AND_TOKEN,
+        "attempt_status": "text",
+        "outcome": "text",
+        "final_status": "text",
+        "result": "text",
+        "retry_delay": "bigint",
+        "stopped_by_worker": "boolean",
+        "error_category": "text",
+        "error_summary": "text",
+        "error_traceback": "text",
+    },
+    job_set={
+        **NO_LEASE,
+        "status": (
+            f"CASE WHEN {_CANCELLED} THEN '{states.CANCELLED}'"
+            f" WHEN {_REQUEUED} THEN '{states.QUEUED}'"
+            f" WHEN {_RETRIED} THEN '{states.SCHEDULED}' ELSE o.final_status END"
+        ),
+        "run_at": (
+            f"CASE WHEN {_CANCELLED} THEN o.run_at WHEN {_REQUEUED} THEN o.now"
+            f" WHEN {_RETRIED} THEN o.now + o.retry_delay ELSE o.run_at END"
+        ),
+        "finished_at": f"CASE WHEN {_GOES_ON} THEN NULL ELSE o.now END",
+        "granted_attempts": (
+            f"o.granted_attempts + CASE WHEN NOT ({_CANCELLED}) AND {_REQUEUED} THEN 1 ELSE 0 END"
+        ),
+        "progress": f"CASE WHEN NOT ({_CANCELLED}) AND {_SUCCEEDED} THEN 1 ELSE o.progress END",
+        "result": f"{_UNLESS_CANCELLED} o.result END",
+        "error_category": f"{_UNLESS_CANCELLED} o.error_category END",
+        "error_summary": f"{_UNLESS_CANCELLED} o.error_summary END",
+        "error_traceback": f"{_UNLESS_CANCELLED} o.error_traceback END",
+    },
+    attempt_set={
+        "status": f"CASE WHEN {_CANCELLED} THEN '{states.CANCELLED}' ELSE o.attempt_status END",
+        "outcome": "o.outcome",
+        "finished_at": "o.now",
+        "progress": f"CASE WHEN NOT ({_CANCELLED}) AND {_SUCCEEDED} THEN 1 ELSE o.progress END",
+        "cancel_requested_at": "o.cancel_requested_at",
+        "error_category": "o.error_category",
+        "error_summary": "o.error_summary",
+        "error_traceback": "o.error_traceback",
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FinishReport:
+    """What became of a group: each job stands or falls alone (CONTRACT 3.3).
+
+    ``busy`` jobs are owned but locked by somebody: try again. ``lost`` ones belong to nobody
+    or another. ``damaged`` ones have no open attempt row; they were left unchanged.
+    """
+
+    written: dict[int, str] = field(default_factory=dict)
+    busy: list[Outcome] = field(default_factory=list)
+    lost: list[Outcome] = field(default_factory=list)
+    damaged: list[Outcome] = field(default_factory=list)
+
+
+def finish(alias: str, outcomes: Sequence[Outcome], *, wait: bool = False) -> FinishReport:
+    """Write the ends of many attempts in one statement; say which rows were not written."""
+    if not outcomes:
+        return FinishReport()
+    written = fenced(alias, FINISH, [_row(outcome) for outcome in outcomes], wait=wait)
+    missed = [outcome for outcome in outcomes if outcome.job not in written]
+    if not missed:
+        return FinishReport(written=written)
+    found = standings(alias, [(outcome.job, outcome.token) for outcome in missed])
+    report = FinishReport(written=written)
+    for outcome in missed:
+        standing = found.get(outcome.job, GONE)
+        if not standing.owns:
+            report.lost.append(outcome)
+        elif not standing.attempt_open:
+            report.damaged.append(outcome)
+        else:
+            report.busy.append(outcome)
+    return report
+
+
+def _row(outcome: Outcome) -> tuple[Any, ...]:
+    return (
+        outcome.job,
+        outcome.token,
+        outcome.status,
+        outcome.outcome,
+        outcome.final_status,
+        outcome.result,
+        outcome.retry_delay,
+        outcome.stopped_by_worker,
+        outcome.error_category,
+        outcome.error_summary,
+        outcome.error_traceback,
+    )
+
+
+PROGRESS = FencedMove(
+    name="progress",
+    inputs={**ID_AND_TOKEN, "fraction": "double precision", "message": "text"},
+    job_set={"progress": "o.fraction", "progress_message": "o.message"},
+    attempt_set={"progress": "o.fraction"},
+    condition="o.cancel_requested_at IS NULL AND o.fraction >= o.progress",
+)
+
+CHECKPOINT = FencedMove(
+    name="checkpoint",
+    inputs={**ID_AND_TOKEN, "value": "text"},
+    job_set={"checkpoint": "o.value"},
+)
+
+
+def record_progress(alias: str, job: int, token: str, fraction: float, message: str) -> None:
+    """Move the job's and the attempt's progress together (CONTRACT 3.9).
+
+    Raises ``LeaseLost``, ``JobCancelled``, and ``InvalidTransition`` for a step back.
+    """
+    standing = fenced_by_handler(alias, PROGRESS, (job, token, fraction, message))
+    if standing is None:
+        return
+    refuse_cancelled(standing)
+    raise InvalidTransition(
+        f"progress goes forward only: this attempt has reported {standing.progress:g} already."
+    )
+
+
+def record_checkpoint(alias: str, job: int, token: str, value: str) -> None:
+    """Keep a value for the next attempt, also while a cancel is requested (CONTRACT 3.9)."""
+    fenced_by_handler(alias, CHECKPOINT, (job, token, value))

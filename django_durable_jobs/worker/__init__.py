@@ -1,0 +1,1 @@
+"""The worker: small supervised parts around an execution pipeline that holds no SQL."""

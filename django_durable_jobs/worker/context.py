@@ -1,0 +1,160 @@
+"""``JobContext``: what a handler sees of its attempt, and how it reports."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from asgiref.sync import sync_to_async
+
+from ..conf import settings
+from ..exceptions import JobCancelled, JobTimeout, LeaseLost, WorkerStopping
+from ..payloads import clean_text, encode_result
+
+MESSAGE_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Store:
+    """The two fenced writes of a handler, bound to its job and token."""
+
+    progress: Callable[[float, str], None]
+    checkpoint: Callable[[str], None]
+
+
+class JobContext:
+    """One attempt, as its handler sees it (CONTRACT 3.9, 8).
+
+    ``check()``, ``progress()`` and ``checkpoint()`` stop the handler by an exception that
+    is not an ``Exception``: ``JobCancelled``, ``JobTimeout``, ``LeaseLost``, ``WorkerStopping``.
+    """
+
+    __slots__ = (
+        "_cancel_requested",
+        "_deadline",
+        "_lost",
+        "_stop_requested",
+        "_store",
+        "attempt",
+        "checkpoint_value",
+        "deadline",
+        "job_id",
+        "max_attempts",
+        "queue",
+        "scheduled_for",
+        "scope",
+        "token",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        job_id: str,
+        scope: str,
+        queue: str,
+        token: str,
+        attempt: int,
+        max_attempts: int,
+        timeout: float,
+        enforce_timeout: bool = True,
+        scheduled_for: datetime | None = None,
+        checkpoint_value: Any = None,
+    ) -> None:
+        self._store = store
+        self.job_id = job_id
+        self.scope = scope
+        self.queue = queue
+        self.token = token
+        self.attempt = attempt
+        self.max_attempts = max_attempts
+        self.scheduled_for = scheduled_for
+        self.checkpoint_value = checkpoint_value
+        self.deadline = datetime.now(UTC) + timedelta(seconds=timeout)
+        self._deadline = time.monotonic() + timeout if enforce_timeout else math.inf
+        self._cancel_requested = False
+        self._stop_requested = False
+        self._lost = False
+
+    @property
+    def cancel_requested(self) -> bool:
+        """Whether a cancel has reached this worker; touches no database."""
+        return self._cancel_requested
+
+    @property
+    def stop_requested(self) -> bool:
+        """Whether the worker shuts down and asks the handler to end; touches no database."""
+        return self._stop_requested
+
+    def check(self) -> None:
+        """Raise if the handler should stop; touches no database.
+
+        Raises ``LeaseLost``, ``JobTimeout``, ``JobCancelled`` or ``WorkerStopping``.
+        """
+        self._refuse_late()
+        if self._cancel_requested:
+            raise JobCancelled("a cancel of this job was requested")
+        if self._stop_requested:
+            raise WorkerStopping("the worker is shutting down")
+
+    def progress(self, fraction: float, message: str = "") -> None:
+        """Report how far the work is, from 0 to 1, never below this attempt's last.
+
+        Outside a transaction it commits at once; inside the handler's own it goes with it.
+        Raises ``ValueError``, ``InvalidTransition`` (a step back), ``LeaseLost``,
+        ``JobTimeout``, ``JobCancelled``.
+        """
+        if isinstance(fraction, bool) or not isinstance(fraction, int | float):
+            raise ValueError(f"progress takes a number from 0 to 1, not {type(fraction).__name__}")
+        if not math.isfinite(fraction) or not 0 <= fraction <= 1:
+            raise ValueError("progress takes a finite number from 0 to 1")
+        self._refuse_late()
+        self._store.progress(float(fraction), clean_text(message, MESSAGE_LIMIT))
+
+    def checkpoint(self, value: Any) -> None:
+        """Keep a JSON value for the next attempt, there ``ctx.checkpoint_value``.
+
+        Raises ``ValueError`` for what is not JSON or above ``MAX_RESULT_BYTES``,
+        ``LeaseLost``, ``JobTimeout``. It may be called while a cancel is requested.
+        """
+        text = encode_result(value, settings.MAX_RESULT_BYTES)
+        self._refuse_late()
+        self._store.checkpoint(text)
+
+    async def aprogress(self, fraction: float, message: str = "") -> None:
+        """Async twin of ``progress``."""
+        await sync_to_async(self.progress)(fraction, message)
+
+    async def acheckpoint(self, value: Any) -> None:
+        """Async twin of ``checkpoint``."""
+        await sync_to_async(self.checkpoint)(value)
+
+    def _refuse_late(self) -> None:
+        if self._lost:
+            raise LeaseLost("this attempt does not own its job any more")
+        if self.timed_out():
+            raise JobTimeout("the attempt has passed its deadline")
+
+    def timed_out(self, grace: float = 0.0) -> bool:
+        """Tell whether the deadline, prolonged by ``grace`` seconds, has passed."""
+        return time.monotonic() > self._deadline + grace
+
+    def remaining(self) -> float:
+        """Give the seconds until the deadline, below 0 after it."""
+        return self._deadline - time.monotonic()
+
+    def mark_cancel_requested(self) -> None:
+        """Used by the worker: pass a cancel request on to the handler."""
+        self._cancel_requested = True
+
+    def mark_stop_requested(self) -> None:
+        """Used by the worker: ask the handler to end."""
+        self._stop_requested = True
+
+    def mark_lost(self) -> None:
+        """Used by the worker: the lease is lost, every write will be refused."""
+        self._lost = True

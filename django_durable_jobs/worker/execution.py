@@ -1,0 +1,238 @@
+"""From a claimed job to the outcome of its attempt: a pipeline without SQL."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from .. import states
+from ..conf import settings
+from ..exceptions import (
+    JobCancelled,
+    JobInterrupt,
+    JobTimeout,
+    LeaseLost,
+    PermanentError,
+    RetryLater,
+    WorkerStopping,
+)
+from ..handlers import Handler, registry
+from ..instants import from_microseconds, seconds_to_microseconds
+from ..payloads import (
+    CorruptPayload,
+    NotStorable,
+    clean_text,
+    decode_json_text,
+    encode_result,
+    payload_sha256,
+)
+from ..retry import backoff_seconds, retry_later_seconds
+from ..transitions.claims import ClaimedJob
+from ..transitions.outcomes import Outcome, record_checkpoint, record_progress
+from .context import JobContext, Store
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+SUMMARY_LIMIT = 1_000
+TRACEBACK_LIMIT = 20_000
+CHAIN_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """A claimed job that may run: its handler and its decoded payload."""
+
+    job: ClaimedJob
+    handler: Handler[..., Any]
+    payload: Any
+
+
+def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) -> JobContext:
+    """Make the handler's context, bound to its job and token."""
+    return JobContext(
+        store=Store(
+            progress=partial(record_progress, alias, job.id, job.token),
+            checkpoint=partial(record_checkpoint, alias, job.id, job.token),
+        ),
+        job_id=job.job_id,
+        scope=job.scope,
+        queue=job.queue,
+        token=job.token,
+        attempt=job.attempt_count,
+        max_attempts=job.max_attempts + job.granted_attempts,
+        timeout=job.timeout,
+        enforce_timeout=enforce_timeout,
+        scheduled_for=None if job.scheduled_for is None else from_microseconds(job.scheduled_for),
+        checkpoint_value=None if job.checkpoint is None else decode_json_text(job.checkpoint),
+    )
+
+
+def prepare(job: ClaimedJob) -> Dispatch | str:
+    """Check handler, fingerprint, hash and payload; give the blocked reason otherwise (2.3)."""
+    handler = registry.get(job.handler, job.handler_version)
+    if handler is None:
+        return states.UNKNOWN_HANDLER
+    if handler.fingerprint != job.fingerprint:
+        return states.SCHEMA_MISMATCH
+    try:
+        if payload_sha256(job.payload) != job.payload_sha256:
+            return states.CORRUPT_PAYLOAD
+        return Dispatch(job=job, handler=handler, payload=handler.codec.decode(job.payload))
+    except (CorruptPayload, UnicodeError):
+        return states.CORRUPT_PAYLOAD
+
+
+def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Outcome | None:
+    """Run the handler and say how it ended; None where the attempt owns nothing any more.
+
+    ``call(handler, ctx, *payload)`` runs the function, sync or async.
+    """
+    handler = dispatch.handler
+    arguments = (ctx, dispatch.payload) if handler.takes_payload else (ctx,)
+    try:
+        result = call(handler, *arguments)
+    except LeaseLost:
+        return None
+    # Whatever leaves a handler ends its attempt, SystemExit and KeyboardInterrupt included:
+    # they were raised by its code, in its thread, and the slot must be clean for the next job.
+    except BaseException as error:
+        return _raised(dispatch, ctx, error)
+    return _returned(dispatch, ctx, result)
+
+
+def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
+    if ctx.timed_out(settings.TIMEOUT_GRACE_SECONDS):
+        return _timed_out(dispatch, JobTimeout("the handler returned after its grace time"))
+    try:
+        text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
+    except NotStorable as error:
+        return _failure(dispatch, error, category=states.INVALID_RESULT, retryable=False)
+    return Outcome(
+        job=dispatch.job.id,
+        token=dispatch.job.token,
+        status=states.SUCCEEDED,
+        outcome=states.RETURNED,
+        final_status=states.SUCCEEDED,
+        result=text,
+    )
+
+
+def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcome:
+    if isinstance(error, JobTimeout) and ctx.timed_out():
+        return _timed_out(dispatch, error)
+    if isinstance(error, JobCancelled) and ctx.cancel_requested:
+        return _stopped(dispatch, error, status=states.CANCELLED)
+    if isinstance(error, WorkerStopping) and ctx.stop_requested:
+        return _stopped(dispatch, error, status=states.INTERRUPTED)
+    if ctx.timed_out(settings.TIMEOUT_GRACE_SECONDS):
+        return _timed_out(dispatch, error)
+    logger.error("handler %s raised %s", dispatch.job.handler, type(error).__name__, exc_info=error)
+    if isinstance(error, PermanentError):
+        return _failure(dispatch, error, category=states.PERMANENT, retryable=False)
+    return _failure(dispatch, error, category=states.HANDLER_ERROR, retryable=True)
+
+
+def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome:
+    by_worker = status == states.INTERRUPTED
+    return Outcome(
+        job=dispatch.job.id,
+        token=dispatch.job.token,
+        status=status,
+        outcome=states.STOPPED,
+        final_status=status,
+        stopped_by_worker=by_worker,
+        error_category=states.STOPPED_CATEGORY if by_worker else None,
+    )
+
+
+def _timed_out(dispatch: Dispatch, error: BaseException) -> Outcome:
+    logger.warning("handler %s passed its timeout", dispatch.job.handler)
+    return _failure(
+        dispatch,
+        error,
+        category=states.TIMEOUT,
+        retryable=True,
+        status=states.TIMED_OUT,
+        outcome=states.STOPPED,
+    )
+
+
+def _failure(
+    dispatch: Dispatch,
+    error: BaseException,
+    *,
+    category: str,
+    retryable: bool,
+    status: str = states.FAILED,
+    outcome: str = states.RAISED,
+) -> Outcome:
+    return Outcome(
+        job=dispatch.job.id,
+        token=dispatch.job.token,
+        status=status,
+        outcome=outcome,
+        final_status=states.FAILED,
+        retry_delay=_retry_delay(dispatch, error) if retryable else None,
+        error_category=category,
+        error_summary=summary(error),
+        error_traceback=_stored_traceback(error),
+    )
+
+
+def _retry_delay(dispatch: Dispatch, error: BaseException) -> int | None:
+    """Give the delay in microseconds before the next execution, None for no retry (3.4)."""
+    job = dispatch.job
+    if job.attempt_count >= job.max_attempts + job.granted_attempts:
+        return None
+    asked = retry_later_seconds(error.delay) if isinstance(error, RetryLater) else None
+    if asked is None:
+        asked = backoff_seconds(
+            dispatch.handler.backoff,
+            error,
+            job.attempt_count,
+            base=settings.RETRY_BASE_SECONDS,
+            cap=settings.RETRY_MAX_SECONDS,
+        )
+    return None if asked is None else seconds_to_microseconds(asked)
+
+
+def summary(error: BaseException) -> str:
+    """Name the class and the code place; the message only where its author controls it (3.14)."""
+    kind = type(error)
+    text = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    place = _place(error.__traceback__)
+    if place:
+        text += f" at {place}"
+    if isinstance(error, PermanentError | RetryLater | NotStorable) and error.args:
+        text += f": {clean_text(error.args[0], SUMMARY_LIMIT)}"
+    return clean_text(text, SUMMARY_LIMIT)
+
+
+def _place(trace: TracebackType | None) -> str:
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    module = trace.tb_frame.f_globals.get("__name__", "?")
+    return f"{module}:{code.co_name}:{trace.tb_lineno}"
+
+
+def _stored_traceback(error: BaseException) -> str | None:
+    """Format the traceback where the project opted in, in bounded work."""
+    if settings.ERROR_DETAIL != "traceback":
+        return None
+    parts: list[str] = []
+    seen: BaseException | None = error
+    for _ in range(CHAIN_LIMIT):
+        if seen is None:
+            break
+        parts.append("".join(traceback.format_exception(seen, limit=50, chain=False)))
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    joint = "\nThe cause of the following:\n\n"
+    return clean_text(joint.join(reversed(parts)), TRACEBACK_LIMIT)

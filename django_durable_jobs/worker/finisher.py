@@ -1,0 +1,115 @@
+"""Write outcomes in groups: those that arrive while a group is written go together in the next."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ..transitions.outcomes import FinishReport, Outcome, finish
+from . import connections
+from .supervised import backoff, is_transient
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+GROUP = 500
+BUSY_WAIT_SECONDS = 0.05
+
+
+class Finisher:
+    """One thread that writes what handlers did, until each job is written or lost."""
+
+    def __init__(self, alias: str, settled: Callable[[list[Outcome], FinishReport], None]) -> None:
+        self.failures = 0
+        self._alias = alias
+        self._settled = settled
+        self._ready = threading.Condition()
+        self._arrived: list[Outcome] = []
+        self._busy: list[Outcome] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="durable-finisher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, outcome: Outcome) -> None:
+        with self._ready:
+            self._arrived.append(outcome)
+            self._ready.notify()
+
+    def stop(self, timeout: float) -> bool:
+        """Write what is left and end; False if that took longer than ``timeout`` seconds."""
+        with self._ready:
+            self._stopping = True
+            self._ready.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while (group := self._next_group()) is not None:
+                self._write(group)
+        finally:
+            connections.close_all()
+
+    def _next_group(self) -> list[Outcome] | None:
+        with self._ready:
+            while not self._arrived:
+                if self._busy:
+                    self._ready.wait(BUSY_WAIT_SECONDS)
+                    break
+                if self._stopping:
+                    return None
+                self._ready.wait()
+            group = self._busy + self._arrived[: GROUP - len(self._busy)]
+            del self._arrived[: len(group) - len(self._busy)]
+            self._busy = []
+            return group
+
+    def _write(self, group: list[Outcome]) -> None:
+        in_a_row = 0
+        while True:
+            try:
+                report = self._finish(group)
+            except Exception as error:
+                in_a_row += 1
+                self.failures += 1
+                if not is_transient(self._alias, error):
+                    logger.exception("a group of %d outcomes could not be written", len(group))
+                    report = self._one_by_one(group)
+                else:
+                    logger.warning("the finisher waits for the database: %s", type(error).__name__)
+                    connections.clean()
+                    time.sleep(backoff(in_a_row))
+                    continue
+            break
+        self._busy = report.busy
+        self._settled([one for one in group if one not in report.busy], report)
+
+    def _finish(self, group: Sequence[Outcome]) -> FinishReport:
+        return finish(self._alias, group)
+
+    def _one_by_one(self, group: list[Outcome]) -> FinishReport:
+        """Write each alone, so that one refused by the database does not hold up the others."""
+        whole = FinishReport()
+        for outcome in group:
+            try:
+                one = self._finish([outcome])
+            except Exception:
+                logger.exception("the outcome of job %d is written without content", outcome.job)
+                one = self._without_content(outcome)
+            whole.written.update(one.written)
+            whole.busy.extend(one.busy)
+            whole.lost.extend(one.lost)
+            whole.damaged.extend(one.damaged)
+        return whole
+
+    def _without_content(self, outcome: Outcome) -> FinishReport:
+        bare = replace(outcome, result=None, error_summary=None, error_traceback=None)
+        try:
+            return self._finish([bare])
+        except Exception:
+            logger.exception("job %d could not be finished; its lease brings it back", outcome.job)
+            return FinishReport(damaged=[outcome])

@@ -1,0 +1,60 @@
+"""Renew all held leases in one statement, and pass cancel requests on to handlers."""
+
+from __future__ import annotations
+
+import logging
+
+from ..conf import settings
+from ..transitions._fence import GONE, standings
+from ..transitions.leases import cancel_requests, renew
+from .held import Held, HeldJobs
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+BUSY_WAIT_SECONDS = 0.1
+
+
+class Heartbeat:
+    """Two steps for two loops, each on a connection of its own (CONTRACT 4.3, 3.5)."""
+
+    def __init__(self, alias: str, held: HeldJobs) -> None:
+        self._alias = alias
+        self._held = held
+        self._some_busy = False
+
+    def interval(self) -> float:
+        """A third of the lease; sooner while a row that we own is locked by somebody."""
+        third = float(settings.LEASE_SECONDS) / 3
+        return min(third, BUSY_WAIT_SECONDS) if self._some_busy else third
+
+    def renew(self) -> None:
+        """Prolong every lease. A row that is missing is read again: only then is it lost."""
+        held = self._held.all()
+        if not held:
+            self._some_busy = False
+            return
+        pairs = [(one.job.id, one.job.token) for one in held]
+        renewed = renew(self._alias, pairs, lease_seconds=settings.LEASE_SECONDS)
+        missed = [one for one in held if one.job.id not in renewed]
+        self._some_busy = bool(missed) and self._still_owned(missed)
+
+    def _still_owned(self, missed: list[Held]) -> bool:
+        found = standings(self._alias, [(one.job.id, one.job.token) for one in missed])
+        busy = False
+        for one in missed:
+            if found.get(one.job.id, GONE).owns:
+                busy = True
+            elif one.job.token in {still.job.token for still in self._held.all()}:
+                one.ctx.mark_lost()
+                if not one.lost:
+                    one.lost = True
+                    logger.warning("job %s: the lease is lost", one.job.job_id)
+        return busy
+
+    def watch_cancels(self) -> None:
+        """Ask once for all held jobs whether a cancel was requested."""
+        held = [one for one in self._held.all() if not one.ctx.cancel_requested]
+        wanted = cancel_requests(self._alias, [(one.job.id, one.job.token) for one in held])
+        for one in held:
+            if one.job.id in wanted:
+                one.ctx.mark_cancel_requested()

@@ -1,0 +1,59 @@
+"""The jobs that this worker holds: claimed, running or waiting for their finish to be written."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ..transitions.claims import ClaimedJob
+from .context import JobContext
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """One claim: its job, its context, and whether its handler has begun."""
+
+    job: ClaimedJob
+    ctx: JobContext
+    begun: bool = False
+    lost: bool = False
+
+
+class HeldJobs:
+    """What renewal, the cancel watch and the shutdown look at; safe between threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def add(self, held: list[Held]) -> None:
+        with self._lock:
+            self._jobs.update((one.job.token, one) for one in held)
+
+    def remove(self, tokens: list[str]) -> None:
+        with self._lock:
+            for token in tokens:
+                self._jobs.pop(token, None)
+
+    def all(self) -> list[Held]:
+        with self._lock:
+            return list(self._jobs.values())
+
+    def begin(self, held: Held) -> bool:
+        """Mark that the handler begins now; False if the claim was taken back meanwhile."""
+        with self._lock:
+            if held.job.token not in self._jobs:
+                return False
+            held.begun = True
+            return True
+
+    def take_unbegun(self) -> list[Held]:
+        """Take out the claims whose handlers have not begun."""
+        with self._lock:
+            waiting = [held for held in self._jobs.values() if not held.begun]
+            for held in waiting:
+                del self._jobs[held.job.token]
+            return waiting

@@ -1,0 +1,263 @@
+"""The worker: claim for free slots, run, finish; until told to stop, or until nothing is due."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import time
+from functools import partial
+
+from .. import states
+from ..conf import settings
+from ..transitions.claims import ClaimedJob, block_claimed, claim, give_back, queued_lanes
+from ..transitions.outcomes import FinishReport, Outcome, finish
+from ..transitions.workers import BEAT_SECONDS
+from . import connections
+from .calls import Caller
+from .execution import Dispatch, context_for, execute, prepare
+from .finisher import Finisher
+from .heartbeat import Heartbeat
+from .held import Held, HeldJobs
+from .options import WorkerOptions
+from .passes import Serving, own_capabilities, run_passes
+from .presence import Presence
+from .slots import Slots
+from .supervised import Loop, backoff, is_transient
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+DRAINED, CRASHED, BAD_OPTIONS, MIGRATIONS_MISSING, GAVE_UP, KILLED = range(6)
+
+
+class Worker:
+    """One worker in this process: its slots, its loops and its claims.
+
+    ``run()`` blocks until the end and gives the exit code of CONTRACT 4.7. ``stop()`` may be
+    called from any thread and from a signal handler.
+    """
+
+    def __init__(self, options: WorkerOptions, *, owns_process: bool = False) -> None:
+        self.options = options
+        self._owns_process = owns_process
+        self.finished = 0
+        self._alias = options.alias
+        self._stopping = False
+        self._claimed = 0
+        self._failures = 0
+        # Put to, never locked: a signal handler may interrupt the very thread that waits.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._serving = Serving(
+            queues=options.queues,
+            excluded_queues=options.excluded_queues,
+            handlers=own_capabilities(),
+        )
+        self._presence = Presence(options, self._serving)
+        self._held = HeldJobs()
+        self._call = Caller()
+        self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
+        self._finisher = Finisher(self._alias, self._settle)
+        heartbeat = Heartbeat(self._alias, self._held)
+        poll = partial(float, settings.POLL_SECONDS)
+        self._loops = [
+            Loop("renewal", self._alias, heartbeat.renew, interval=heartbeat.interval),
+            Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
+        ]
+        if not options.until_idle:
+            self._loops.append(Loop("chores", self._alias, self._chores, interval=poll))
+            self._loops.append(
+                Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
+            )
+
+    def stop(self) -> None:
+        """Claim nothing more and let the handlers finish (CONTRACT 4.7)."""
+        self._stopping = True
+        self._nudge()
+
+    def run(self) -> int:
+        self._slots.start()
+        self._finisher.start()
+        for loop in self._loops:
+            loop.start()
+        try:
+            self._work()
+            return self._shut_down()
+        finally:
+            for loop in self._loops:
+                loop.stop()
+            self._call.stop()
+            self._presence.leave()
+
+    # -- claiming
+
+    def _work(self) -> None:
+        """Claim whenever slots are free; wait for the poll interval once nothing was left."""
+        while not self._stopping and not self._had_enough():
+            try:
+                was_idle = self._is_idle()
+                if self.options.until_idle and was_idle:
+                    run_passes(self._alias, self._serving, patient=False)
+                more = self._claim()
+                self._failures = 0
+            except Exception as error:
+                self._survive(error)
+                continue
+            if self.options.once:
+                return
+            if self.options.drain and was_idle and not more and self._is_idle():
+                return
+            self._wait(more)
+
+    def _nudge(self) -> None:
+        self._wake.put(None)
+
+    def _had_enough(self) -> bool:
+        limit = self.options.max_jobs
+        return limit is not None and self._claimed >= limit
+
+    def _is_idle(self) -> bool:
+        return len(self._held) == 0
+
+    def _capacity(self) -> int:
+        """Free slots; fewer while ends wait to be written, so that no backlog of them grows."""
+        room = min(self._slots.free, 2 * self._slots.count - len(self._held))
+        if self.options.max_jobs is not None:
+            room = min(room, self.options.max_jobs - self._claimed)
+        return max(0, room)
+
+    def _claim(self) -> bool:
+        """Claim for the free slots; tell whether there may be more at once."""
+        capacity = self._capacity()
+        if not capacity:
+            return True
+        lanes = [lane for lane in queued_lanes(self._alias) if self._serving.runs(lane)]
+        jobs = claim(
+            self._alias,
+            lanes,
+            limit=capacity,
+            worker=self.options.name,
+            lease_seconds=settings.LEASE_SECONDS,
+        )
+        self._claimed += len(jobs)
+        self._start(jobs)
+        return len(jobs) == capacity
+
+    def _wait(self, more: bool) -> None:
+        """Wait for a slot, or where nothing was left for the poll interval."""
+        if more and self._capacity():
+            return
+        try:
+            self._wake.get(timeout=float(settings.POLL_SECONDS))
+        except queue.Empty:
+            return
+        try:
+            while True:
+                self._wake.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _survive(self, error: Exception) -> None:
+        self._failures += 1
+        if is_transient(self._alias, error):
+            logger.warning("the claim loop waits for the database: %s", type(error).__name__)
+        else:
+            logger.exception("the claim loop failed and goes on", exc_info=error)
+        connections.clean()
+        time.sleep(backoff(self._failures))
+
+    def _chores(self) -> None:
+        if run_passes(self._alias, self._serving):
+            self._nudge()
+
+    # -- running
+
+    def _start(self, jobs: list[ClaimedJob]) -> None:
+        held = [Held(job=job, ctx=context_for(self._alias, job)) for job in jobs]
+        self._held.add(held)
+        self._slots.give(held)
+
+    def _run_job(self, held: Held) -> None:
+        """One job in its slot; the end goes to the finisher."""
+        if not self._held.begin(held):
+            return
+        dispatch = prepare(held.job)
+        if not isinstance(dispatch, Dispatch):
+            block_claimed(self._alias, [(held.job.id, held.job.token, dispatch)])
+            self._forget(held.job.token)
+            return
+        outcome = execute(dispatch, held.ctx, self._call)
+        if outcome is None:
+            self._forget(held.job.token)
+        else:
+            self._finisher.put(outcome)
+
+    def _forget(self, token: str) -> None:
+        self._held.remove([token])
+        self._nudge()
+
+    def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
+        """Let go of the jobs whose end is written, or that are not ours any more."""
+        self._held.remove([outcome.token for outcome in ended])
+        self.finished += len(report.written)
+        for outcome in report.lost:
+            logger.warning("job %d: its end came after its lease; it is not written", outcome.job)
+        for outcome in report.damaged:
+            logger.error("job %d has no open attempt row; it is left unchanged", outcome.job)
+        self._nudge()
+
+    # -- ending
+
+    def _shut_down(self) -> int:
+        """Wait for the handlers; ask them to stop; write what has ended (CONTRACT 4.7)."""
+        if self._stopping:
+            self._give_back_unbegun()
+            self._wait_until_idle(float(settings.SHUTDOWN_SECONDS))
+            for held in self._held.all():
+                held.ctx.mark_stop_requested()
+            self._wait_until_idle(float(settings.TIMEOUT_GRACE_SECONDS))
+        else:
+            self._wait_until_idle(None)
+        stuck = self._held.all()
+        if stuck and self._owns_process:
+            self._end_stuck(stuck)
+        self._finisher.stop(timeout=1.0 if stuck else 30.0)
+        self._slots.stop(timeout=0.1 if stuck else 5.0)
+        return GAVE_UP if stuck else DRAINED
+
+    def _give_back_unbegun(self) -> None:
+        waiting = self._held.take_unbegun()
+        try:
+            give_back(self._alias, [(held.job.id, held.job.token) for held in waiting])
+        except Exception as error:
+            if not is_transient(self._alias, error):
+                raise
+            logger.warning("claims could not be given back; their leases bring them back")
+
+    def _end_stuck(self, stuck: list[Held]) -> None:
+        """The last write of a process that exits at once after it: nothing waits for a lease."""
+        outcomes = [
+            Outcome(
+                job=held.job.id,
+                token=held.job.token,
+                status=states.INTERRUPTED,
+                outcome=states.STOPPED,
+                final_status=states.INTERRUPTED,
+                stopped_by_worker=True,
+                error_category=states.STOPPED_CATEGORY,
+            )
+            for held in stuck
+        ]
+        try:
+            finish(self._alias, outcomes)
+        except Exception as error:
+            logger.warning("stuck handlers keep their leases: %s", type(error).__name__)
+
+    def _wait_until_idle(self, seconds: float | None) -> None:
+        end = None if seconds is None else time.monotonic() + seconds
+        while not self._is_idle():
+            left = 1.0 if end is None else end - time.monotonic()
+            if left <= 0:
+                return
+            try:
+                self._wake.get(timeout=min(left, 1.0))
+            except queue.Empty:
+                continue

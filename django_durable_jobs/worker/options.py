@@ -1,0 +1,161 @@
+"""What a worker was asked to do: options over settings, checked before anything starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
+
+from .. import conf
+from ..clock import host_now
+from ..conf import settings
+from ..dialects import dialect_for, version_problems
+from ..exceptions import InvalidSubmission
+from ..handlers import registry
+from ..payloads import check_text
+
+
+class InvalidOptions(Exception):
+    """An option or a setting cannot be used; the text says what to write (exit code 2)."""
+
+
+class MigrationsMissing(Exception):
+    """A migration of ours is not applied (exit code 3)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """A worker's options; durations in seconds."""
+
+    alias: str
+    name: str
+    queues: tuple[str, ...] | None
+    excluded_queues: tuple[str, ...]
+    processes: int
+    threads: int
+    drain: bool = False
+    once: bool = False
+    max_jobs: int | None = None
+
+    @property
+    def until_idle(self) -> bool:
+        return self.drain or self.once
+
+
+def build_options(
+    *,
+    database: str | None = None,
+    name: str | None = None,
+    queues: str | None = None,
+    exclude_queues: str | None = None,
+    processes: int | None = None,
+    threads: int | None = None,
+    drain: bool = False,
+    once: bool = False,
+    max_jobs: int | None = None,
+) -> WorkerOptions:
+    """Check options and settings; raise ``InvalidOptions`` with one sentence."""
+    # Handlers are judged by settings, so only by good ones.
+    for problem in conf.problems() or registry.problems():
+        raise InvalidOptions(problem)
+    if drain and once:
+        raise InvalidOptions("give --drain or --once, not both.")
+    alias = settings.DATABASE if database is None else database
+    if alias not in connections.databases:
+        raise InvalidOptions(
+            f'--database "{alias}" is not in DATABASES: use one of'
+            f" {', '.join(sorted(connections.databases))}."
+        )
+    options = WorkerOptions(
+        alias=alias,
+        name=_name(name),
+        queues=_queues("--queues", queues) or _configured_queues(),
+        excluded_queues=_queues("--exclude-queues", exclude_queues) or (),
+        processes=_whole("--processes", _first(processes, settings.PROCESSES), 0, 1000),
+        threads=_whole("--threads", _first(threads, settings.THREADS), 1, 1000),
+        drain=drain,
+        once=once,
+        max_jobs=None if max_jobs is None else _whole("--max-jobs", max_jobs, 1, 2**63 - 1),
+    )
+    _check_database(options)
+    return options
+
+
+def _name(name: str | None) -> str:
+    if name is None:
+        return f"{socket.gethostname()[:150]}:{os.getpid()}:{host_now() % 1_000_000:06d}"
+    try:
+        return check_text("--name", name, 1, 190)
+    except InvalidSubmission as error:
+        raise InvalidOptions(str(error)) from None
+
+
+def _queues(option: str, text: str | None) -> tuple[str, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(check_text(option, part.strip(), 1, 100) for part in text.split(","))
+    except InvalidSubmission as error:
+        raise InvalidOptions(f"{error} Write queue names with commas between them.") from None
+
+
+def _configured_queues() -> tuple[str, ...] | None:
+    configured: Sequence[str] | None = settings.QUEUES
+    return None if configured is None else tuple(configured)
+
+
+def _first(given: int | None, configured: int) -> int:
+    return configured if given is None else given
+
+
+def _whole(option: str, value: Any, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidOptions(f"{option} must be a whole number from {low} to {high}.")
+    return value
+
+
+def _check_database(options: WorkerOptions) -> None:
+    """Refuse what cannot hold on this database (CONTRACT 4.1, 4.6)."""
+    try:
+        dialect = dialect_for(options.alias)
+    except ImproperlyConfigured as error:
+        raise InvalidOptions(str(error)) from None
+    for problem in version_problems(options.alias):
+        raise InvalidOptions(problem)
+    if dialect.vendor != "sqlite":
+        return
+    connection = connections[options.alias]
+    database = str(connection.settings_dict["NAME"])
+    # In a test that file was swapped for the test database's.
+    if not connection.in_atomic_block and (":memory:" in database or "mode=memory" in database):
+        raise InvalidOptions(
+            f'database "{options.alias}" is SQLite in memory, which other threads cannot see:'
+            " give it a file."
+        )
+    if Path(database).is_dir():
+        raise InvalidOptions(f'the NAME of database "{options.alias}" is a folder: name a file.')
+    for problem in lease_problems(float(settings.LEASE_SECONDS)):
+        raise InvalidOptions(problem)
+
+
+def lease_problems(lease: float) -> list[str]:
+    """Say which timeouts a lease cannot hold on SQLite, where renewals may fail (4.6)."""
+    found = []
+    if lease <= settings.TIMEOUT_SECONDS:
+        found.append(
+            f'DURABLE_JOBS["LEASE_SECONDS"] ({lease:g}) must be longer than "TIMEOUT_SECONDS"'
+            f" ({settings.TIMEOUT_SECONDS:g}) on SQLite: raise the one or lower the other."
+        )
+    found += [
+        f'handler "{handler.name}" has a timeout of {handler.effective_timeout:g} s, and on'
+        f' SQLite DURABLE_JOBS["LEASE_SECONDS"] ({lease:g}) must be longer.'
+        for handler in registry.all()
+        if handler.timeout is not None and handler.effective_timeout >= lease
+    ]
+    return found

@@ -1,0 +1,92 @@
+"""The bounded passes, as a worker runs them: in drain mode by itself, else in a loop of chores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from .. import states
+from ..conf import settings
+from ..dialects.base import Lane
+from ..handlers import registry
+from ..transitions.claims import queued_lanes
+from ..transitions.maintenance import (
+    block_lane,
+    block_unholdable,
+    blocked_lanes,
+    exhaust,
+    promote_due,
+    release_lane,
+    waiting,
+)
+from ..transitions.recovery import recover_expired
+from ..transitions.workers import Capability, live_capabilities
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Which queues a worker serves, and which handler code it has."""
+
+    queues: tuple[str, ...] | None = None
+    excluded_queues: tuple[str, ...] = ()
+    handlers: frozenset[Capability] = field(default_factory=frozenset)
+
+    @classmethod
+    def everything(cls) -> Serving:
+        return cls(handlers=own_capabilities())
+
+    def serves(self, queue: str) -> bool:
+        return queue not in self.excluded_queues and (self.queues is None or queue in self.queues)
+
+    def runs(self, lane: Lane) -> bool:
+        """Tell whether it serves the lane's queue and has exactly the code of its jobs."""
+        return self.serves(lane.queue) and lane.capability in self.handlers
+
+
+def own_capabilities() -> frozenset[Capability]:
+    """Give name, version and fingerprint of each handler of this process."""
+    return frozenset(
+        (handler.name, handler.version, handler.fingerprint) for handler in registry.all()
+    )
+
+
+def run_passes(alias: str, serving: Serving, *, patient: bool = True) -> int:
+    """Recover, exhaust, promote, release, block, where there is something to do.
+
+    ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3).
+    Gives how many jobs may be claimable now that were not before.
+    """
+    found = waiting(alias)
+    moved = 0
+    if found.recover:
+        moved += recover_expired(alias)
+    if found.exhaust:
+        exhaust(alias)
+    if found.promote:
+        moved += promote_due(alias)
+    if found.release:
+        moved += _release(alias, serving)
+    _block(alias, serving, patience=2 * settings.POLL_SECONDS if patient else 0)
+    return moved
+
+
+def _release(alias: str, serving: Serving) -> int:
+    return sum(release_lane(alias, lane) for lane in blocked_lanes(alias) if serving.runs(lane))
+
+
+def _block(alias: str, serving: Serving, *, patience: float) -> None:
+    lanes = [lane for lane in queued_lanes(alias) if serving.serves(lane.queue)]
+    block_unholdable(alias, [lane for lane in lanes if serving.runs(lane)])
+    foreign = [lane for lane in lanes if not serving.runs(lane)]
+    if not foreign:
+        return
+    others = live_capabilities(alias)
+    for lane in foreign:
+        if not any(other.runs(lane) for other in others):
+            block_lane(alias, lane, _reason(lane, serving.handlers), patience=patience)
+
+
+def _reason(lane: Lane, known: Iterable[Capability]) -> str:
+    """Say what is wrong with a lane's code, by what this worker knows."""
+    same = any(name == lane.handler and version == lane.version for name, version, _ in known)
+    return states.SCHEMA_MISMATCH if same else states.UNKNOWN_HANDLER

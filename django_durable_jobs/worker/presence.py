@@ -1,0 +1,41 @@
+"""This process's row among the live workers: written at the start, beaten, removed at the end."""
+
+from __future__ import annotations
+
+import logging
+
+from ..transitions.workers import beat, deregister, register
+from .options import WorkerOptions
+from .passes import Serving
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+
+class Presence:
+    """What others see of this worker (CONTRACT 4.9)."""
+
+    def __init__(self, options: WorkerOptions, serving: Serving) -> None:
+        self._options = options
+        self._serving = serving
+        self._key: int | None = None
+
+    def beat(self) -> None:
+        """Register, or say that we live; a row that somebody removed is written again."""
+        if self._key is not None and beat(self._options.alias, self._key):
+            return
+        self._key = register(
+            self._options.alias,
+            name=self._options.name,
+            queues=self._serving.queues,
+            excluded_queues=self._serving.excluded_queues,
+            capabilities=self._serving.handlers,
+        )
+
+    def leave(self) -> None:
+        if self._key is None:
+            return
+        try:
+            deregister(self._options.alias, self._key)
+        except Exception as error:
+            # The row goes silent and is forgotten by the next worker that starts.
+            logger.warning("the worker's row stays behind: %s", type(error).__name__)

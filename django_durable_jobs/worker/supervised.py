@@ -1,0 +1,89 @@
+"""A supervised loop: a thread that takes one step after another and never dies quietly."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from django.db import DatabaseError, InterfaceError
+
+from ..dialects import dialect_for
+from ..exceptions import LockTimeout
+from . import connections
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+BACKOFF_MAX_SECONDS = 5.0
+
+
+def is_transient(alias: str, error: BaseException) -> bool:
+    """Tell what a worker waits out: lost connections, deadlocks, locks, a busy database."""
+    if isinstance(error, LockTimeout):
+        return True
+    return isinstance(error, DatabaseError | InterfaceError) and dialect_for(alias).is_transient(
+        error
+    )
+
+
+def backoff(failures: int) -> float:
+    """Give the seconds to wait after so many failures in a row: bounded, with jitter."""
+    return min(BACKOFF_MAX_SECONDS, 0.05 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1)  # noqa: S311
+
+
+class Loop:
+    """Run ``step`` every ``interval`` seconds in a thread of its own, with its own connections.
+
+    What a database may do to us is waited out with bounded backoff. Anything else is a
+    fault of ours: logged whole, counted in ``failures``, and the loop goes on.
+    """
+
+    def __init__(
+        self, name: str, alias: str, step: Callable[[], object], *, interval: Callable[[], float]
+    ) -> None:
+        self.name = name
+        self.failures = 0
+        self.last_success = time.monotonic()
+        self._alias = alias
+        self._step = step
+        self._interval = interval
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"durable-{name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        self._stopping = True
+        self._wake.set()
+        self._thread.join(timeout)
+
+    def _run(self) -> None:
+        in_a_row = 0
+        try:
+            while not self._stopping:
+                in_a_row = 0 if self._try_step() else in_a_row + 1
+                self._wake.wait(backoff(in_a_row) if in_a_row else self._interval())
+                self._wake.clear()
+        finally:
+            connections.close_all()
+
+    def _try_step(self) -> bool:
+        try:
+            self._step()
+        except Exception as error:
+            self.failures += 1
+            if is_transient(self._alias, error):
+                logger.warning("%s waits for the database: %s", self.name, type(error).__name__)
+            else:
+                logger.exception("%s failed and goes on", self.name)
+            connections.clean()
+            return False
+        self.last_success = time.monotonic()
+        return True

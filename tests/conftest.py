@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+
+import django
+import pytest
+from django.db import connection
+
+
+@pytest.fixture(scope="session")
+def vendor() -> str:
+    """The name Django gives the database of this run: "sqlite" or "postgresql"."""
+    return connection.vendor
+
+
+@pytest.fixture(scope="session")
+def is_postgres(vendor: str) -> bool:
+    return vendor == "postgresql"
+
+
+@pytest.fixture
+def child_environment(transactional_db: None) -> dict[str, str]:
+    """The environment for a process that is to work in this test's database.
+
+    Such a process sees committed rows only, hence the transactional database.
+    """
+    return {
+        **os.environ,
+        "DJANGO_SETTINGS_MODULE": "tests.settings",
+        "TEST_DATABASE_NAME": str(connection.settings_dict["NAME"]),
+    }
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [_environment_line()]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> Iterator[None]:
+    result = yield
+    # Quiet runs print no header, and the log of a matrix must say what ran.
+    if config.get_verbosity() < 0:
+        terminalreporter.write_line(_environment_line())
+    return result
+
+
+def _environment_line() -> str:
+    return f"database: {_database_version()}; Django {django.get_version()}"
+
+
+def _database_version() -> str:
+    if connection.vendor == "sqlite":
+        return f"SQLite {sqlite3.sqlite_version} (files)"
+    # Past Django's connection, which pytest-django guards, and in a database
+    # that exists before the test database does.
+    import psycopg
+
+    with psycopg.connect(os.environ["DATABASE_URL"]) as server:
+        return f"PostgreSQL {server.info.parameter_status('server_version')}"

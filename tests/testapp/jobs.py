@@ -1,0 +1,1 @@
+"""Handlers that the tests register; found by the package's autodiscovery."""
