@@ -47,7 +47,7 @@ def _integer(low: int, high: int) -> Callable[[Any], bool]:
 
 
 def _seconds(default: float | int, low: float, high: float = 31_536_000) -> Key:
-    rule = f"a number of seconds from {low:g} to {high:g}"
+    rule = f"a number of seconds from {low:.10g} to {high:.10g}"
     return Key(default=default, rule=rule, accepts=_number(low, high))
 
 

@@ -117,6 +117,7 @@ def _signature(func: Any) -> inspect.Signature:
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
+    """Give a whole number in the range, or raise ``InvalidHandler``."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidHandler(
             f"{name} must be a whole number from {low} to {high}, not {value!r:.50}."
@@ -125,10 +126,12 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def whole_or_none(name: str, value: Any, low: int, high: int) -> int | None:
+    """Do as ``whole``, for an option that may be left out."""
     return None if value is None else whole(name, value, low, high)
 
 
 def timeout(value: Any) -> float | None:
+    """Give seconds above 0; that they are not above the setting is checked with settings."""
     if value is None:
         return None
     seconds = to_seconds(value)
@@ -138,12 +141,14 @@ def timeout(value: Any) -> float | None:
 
 
 def flag(name: str, value: Any) -> bool:
+    """Give True or False, and take nothing else for one of them."""
     if not isinstance(value, bool):
         raise InvalidHandler(f"{name} must be True or False, not {value!r:.50}.")
     return value
 
 
 def concurrency_key(value: Any, concurrency: int | None) -> ConcurrencyKey:
+    """Give ``None``, ``"scope"`` or a function of the payload (CONTRACT 3.12)."""
     if value is None:
         return None
     if concurrency is None:
@@ -159,6 +164,7 @@ def concurrency_key(value: Any, concurrency: int | None) -> ConcurrencyKey:
 
 
 def one_argument(name: str, function: Any) -> Any:
+    """Give a plain function that can be called with one argument, or ``None``."""
     if function is None:
         return None
     if not callable(function) or is_async(function):

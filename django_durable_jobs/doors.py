@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from asgiref.sync import sync_to_async
@@ -132,6 +133,10 @@ _OPTIONS = frozenset(
 
 
 def _all_submissions(submissions: Iterable[JobSubmission]) -> list[JobSubmission]:
+    if not isinstance(submissions, Iterable):
+        raise InvalidSubmission(
+            f"give an iterable of submissions, not {type(submissions).__name__}."
+        )
     given = list(submissions)
     for number, one in enumerate(given):
         if not isinstance(one, JobSubmission):
@@ -169,7 +174,7 @@ def _submitted(alias: str, submissions: list[JobSubmission]) -> list[Job]:
 
 
 def _submitted_one(alias: str, submission: JobSubmission) -> Job:
-    """The same with each statement in a transaction of its own: one round trip if it is new."""
+    """The same, the insert in a transaction of its own: one round trip if the job is new."""
     refuse_open_transaction(alias)
     return _settled(alias, [submission], own=True)[submission.identity]
 
@@ -199,19 +204,19 @@ def _settled(
 ) -> dict[tuple[str, str], Job]:
     """Insert, then look who was there: identity first, the live key second (1.5).
 
-    A rival that is gone when we look has ended between the two; then insert again.
+    A rival that is gone when we look has ended between the two; then insert again. With
+    ``own`` the look is a transaction of ours as well: READ COMMITTED, its waits bounded.
     """
     jobs: dict[tuple[str, str], Job] = {}
     open_ = list(submissions)
     for _ in range(ROUNDS):
         jobs |= _insert(alias, _first_of_each_key(open_), own=own)
         open_ = [one for one in open_ if one.identity not in jobs]
-        if open_:
-            jobs |= _same_identity(alias, open_)
-            open_ = [one for one in open_ if one.identity not in jobs]
-        if open_:
-            jobs |= _same_key(alias, open_)
-            open_ = [one for one in open_ if one.identity not in jobs]
+        if not open_:
+            return jobs
+        with dialect_for(alias).own(alias) if own else nullcontext():
+            jobs |= _existing(alias, open_)
+        open_ = [one for one in open_ if one.identity not in jobs]
         if not open_:
             return jobs
     raise IntegrityError(
@@ -302,6 +307,11 @@ def _new_job(alias: str, one: JobSubmission, row: tuple[Any, ...]) -> Job:
     return job
 
 
+def _existing(alias: str, submissions: Sequence[JobSubmission]) -> dict[tuple[str, str], Job]:
+    jobs = _same_identity(alias, submissions)
+    return jobs | _same_key(alias, [one for one in submissions if one.identity not in jobs])
+
+
 def _same_identity(alias: str, submissions: Sequence[JobSubmission]) -> dict[tuple[str, str], Job]:
     """The jobs that have the identities; ``IdentityConflict`` where one is another request."""
     columns = {"scope_hash": "text", "job_id": "text"}
@@ -314,14 +324,22 @@ def _same_identity(alias: str, submissions: Sequence[JobSubmission]) -> dict[tup
 
 
 def _same_key(alias: str, submissions: Sequence[JobSubmission]) -> dict[tuple[str, str], Job]:
-    """The live holders of the keys, each under the identity of the one that asked."""
+    """The live holders of the keys, each under the identity of the one that asked.
+
+    A holder that has this identity itself came after we looked for identities: it is left
+    to the next round, which compares the requests.
+    """
     keyed = [one for one in submissions if one.key is not None]
     if not keyed:
         return {}
     columns = {"scope_hash": "text", "handler": "text", "dedupe_key": "text"}
     found = _joined(alias, columns, [one.key or () for one in keyed], HOLDS_KEY)
-    holders = {(job.scope_hash, job.handler, job.dedupe_key): job for job in found}
-    return {one.identity: copy.copy(holders[one.key]) for one in keyed if one.key in holders}
+    holders: dict[Any, Job] = {(job.scope_hash, job.handler, job.dedupe_key): job for job in found}
+    return {
+        one.identity: copy.copy(holder)
+        for one in keyed
+        if (holder := holders.get(one.key)) and (holder.scope_hash, holder.job_id) != one.identity
+    }
 
 
 HOLDS_KEY = (

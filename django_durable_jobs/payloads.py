@@ -97,14 +97,18 @@ class Codec:
         return payload_types.fingerprint(self.node)
 
 
+_WHOLE: dict[Any, Any] = {None: type(None), dict: dict[str, JSON], list: list[JSON]}
+
+
 def codec_for(type_hint: Any) -> Codec:
     """Make the codec of a payload type; ``None`` for a handler without payload.
 
     Raises ``InvalidHandler``, with a sentence that says what to write instead, for secret
     types, models, bare ``Any``, callables, sets and everything that msgspec cannot carry
-    exactly. String annotations inside classes are resolved from their modules.
+    exactly. String annotations inside classes are resolved from their modules. A bare
+    ``dict`` or ``list`` as the whole payload is a JSON object or array.
     """
-    hint = type(None) if type_hint is None else type_hint
+    hint = _WHOLE.get(type_hint, type_hint) if isinstance(type_hint, type | None) else type_hint
     node = payload_types.check_type(hint)
     return Codec(
         type_hint=type_hint,

@@ -100,7 +100,7 @@ MOVES: tuple[Move, ...] = (
         targets=(QUEUED, INTERRUPTED, CANCELLED),
         by="operator or worker",
     ),
-    Move(name="exhaust", sources=(SCHEDULED, QUEUED), targets=(FAILED,)),
+    Move(name="exhaust", sources=(QUEUED,), targets=(FAILED,)),
     Move(
         name="cancel",
         sources=(SCHEDULED, QUEUED, BLOCKED),

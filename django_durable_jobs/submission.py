@@ -71,29 +71,23 @@ class JobSubmission:
         """
         found = registry.resolve(handler)
         text = _encode(found, payload)
-        check_text("scope", scope, 0, 200)
-        if job_id is not None:
-            check_text("job_id", job_id, 1, 200)
-        if dedupe_key is not None:
-            check_text("dedupe_key", dedupe_key, 1, 200)
-        queue = found.queue if queue is None else queue
-        check_text("queue", queue, 1, 100)
+        scope = check_text("scope", scope, 0, 200)
         return cls(
             scope=scope,
             scope_hash=scope_digest(scope),
-            job_id=new_job_id() if job_id is None else job_id,
+            job_id=_text("job_id", job_id, 200) or new_job_id(),
             handler=found.name,
             handler_version=found.version,
             payload=text,
             payload_sha256=payload_sha256(text),
             fingerprint=found.fingerprint,
-            queue=queue,
+            queue=_text("queue", queue, 100) or found.queue,
             priority=_whole("priority", priority, found.priority, PRIORITY_MIN, PRIORITY_MAX),
             run_at=_instant(run_at),
             max_attempts=_whole(
                 "max_attempts", max_attempts, found.effective_max_attempts, 1, 1000
             ),
-            dedupe_key=dedupe_key,
+            dedupe_key=_text("dedupe_key", dedupe_key, 200),
             concurrency_key=found.concurrency_key_for(payload, scope),
             timeout=float(found.effective_timeout),
             retry_on_interrupt=found.retry_on_interrupt,
@@ -160,12 +154,17 @@ def _encode(handler: Handler[..., Any], payload: Any) -> str:
     return handler.codec.encode(payload)
 
 
+def _text(name: str, value: str | None, maximum: int) -> str | None:
+    return None if value is None else check_text(name, value, 1, maximum)
+
+
 def _whole(name: str, value: object, default: int, low: int, high: int) -> int:
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidSubmission(f"{name} must be a whole number from {low} to {high}.")
-    return value
+    # Plain, as text is: a driver may refuse a list that mixes int with a subclass of it.
+    return int(value)
 
 
 def _instant(run_at: datetime | timedelta | None) -> datetime | None:

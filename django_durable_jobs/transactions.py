@@ -33,7 +33,8 @@ def doom(connection: Any) -> None:
     depth = _caller_depth(connection)
     if not connection.in_atomic_block or depth is None:
         return
-    # savepoint_ids has an entry per block but the first: entry k - 1 belongs to block k.
-    for index in range(depth, len(connection.savepoint_ids)):
-        connection.savepoint_ids[index] = None
+    # The last entries of savepoint_ids belong to the blocks inside. (Counted from the end:
+    # the first block of all has an entry of its own only where autocommit is off.)
+    for back in range(1, len(connection.atomic_blocks) - depth):
+        connection.savepoint_ids[-back] = None
     connection.needs_rollback = True

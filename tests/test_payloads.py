@@ -238,8 +238,8 @@ class HasInit:
         (HasModel, "payload.owner is the model User"),
         (Any, "say what it holds"),
         (object, "say what it holds"),
-        (list, "list[str]"),
-        (dict, "dict[str, JSON]"),
+        (list[list], "list[str]"),
+        (list[dict], "dict[str, JSON]"),
         (tuple, "say what it holds"),
         (list[Any], "say what it holds"),
         (dict[str, Any], "say what it holds"),
@@ -1097,3 +1097,15 @@ def test_text_that_is_accepted_comes_back_plain() -> None:
     assert check_text("scope", " ", 0, 5) == " "
     assert check_text("queue", "éé", 1, 2) == "éé"
     assert type(check_text("queue", Choice.OPEN, 1, 5)) is str
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"), [(dict, {"a": [1, None, {"b": "c"}]}), (list, [1, "a", {"b": None}])]
+)
+def test_a_bare_dict_or_list_as_the_whole_payload_is_plain_json(hint, value):
+    codec = codec_for(hint)
+    assert codec.decode(codec.encode(value)) == value
+    with pytest.raises(InvalidSubmission):
+        codec.encode("neither")
+    with pytest.raises(InvalidSubmission):
+        codec.encode(type(value)([("x", object())]) if hint is dict else [object()])

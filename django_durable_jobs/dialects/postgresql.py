@@ -223,7 +223,11 @@ def _assignments(values: Mapping[str, str]) -> str:
 
 
 def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> str:
-    """Lock first; only then compare the locked row's expiry with the clock (3.2)."""
+    """Lock the job, then its attempt; compare the locked row's expiry with the clock after (3.2).
+
+    Without ``wait`` a locked row of either table is passed over, so that no job of a group
+    waits for another's lock.
+    """
     locked = ", ".join(f"j.{column}" for column in _LOCKED_COLUMNS)
     extra = "".join(f", i.{name}" for name in move.inputs if name != "id")
     skip = "" if wait else " SKIP LOCKED"
@@ -236,29 +240,32 @@ def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> 
         f" timed AS MATERIALIZED (SELECT locked.*, {now} AS now FROM locked),"
         " o AS MATERIALIZED (SELECT * FROM timed o WHERE o.status = 'running'"
         f" AND o.lease_token = o.token AND o.lease_expires_at > o.now{condition}),"
-        f" a AS ({_attempt_write(move)}),"
+        f"{_attempt_write(move, skip)}"
         f" w AS (UPDATE {JOBS} j SET {_assignments(move.job_set)} FROM o"
         f" WHERE j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING j.id{returning})"
         " SELECT * FROM w"
     )
 
 
-def _attempt_write(move: FencedMove) -> str:
+def _attempt_write(move: FencedMove, skip: str) -> str:
     """The open attempt of the token: updated, deleted, or only required to be there."""
-    match = (
-        "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count"
-        " AND a.status = 'running'"
+    if not move.touches_attempt:
+        return " a AS (SELECT o.id AS job_id FROM o),"
+    found = (
+        f" m AS MATERIALIZED (SELECT a.id, a.job_id FROM {ATTEMPTS} a JOIN o ON a.job_id = o.id"
+        " AND a.token = o.token AND a.number = o.attempt_count AND a.status = 'running'"
+        f" FOR UPDATE OF a{skip}),"
     )
     if move.delete_attempt:
-        return f"DELETE FROM {ATTEMPTS} a USING o WHERE {match} RETURNING a.job_id"
-    if move.attempt_set:
-        return (
-            f"UPDATE {ATTEMPTS} a SET {_assignments(move.attempt_set)} FROM o"
-            f" WHERE {match} RETURNING a.job_id"
+        write = f"DELETE FROM {ATTEMPTS} a USING m WHERE a.id = m.id RETURNING a.job_id"
+    elif move.attempt_set:
+        write = (
+            f"UPDATE {ATTEMPTS} a SET {_assignments(move.attempt_set)}"
+            " FROM m JOIN o ON o.id = m.job_id WHERE a.id = m.id RETURNING a.job_id"
         )
-    if move.touches_attempt:
-        return f"SELECT a.job_id FROM {ATTEMPTS} a, o WHERE {match}"
-    return "SELECT o.id AS job_id FROM o"
+    else:
+        write = "SELECT m.job_id FROM m"
+    return f"{found} a AS ({write}),"
 
 
 def _lane_statement(*, now: str, limit: int) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,6 +32,12 @@ from .base import (
     refuse_open_transaction,
 )
 
+# Read as bytes: text that is not UTF-8 would fail the whole claim, its neighbours included.
+_UNDECODED = {
+    "payload": "CAST(payload AS BLOB)",
+    "checkpoint": "CAST(checkpoint AS BLOB)",
+}
+
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 
@@ -48,7 +55,9 @@ class _Line:
         self._locks: dict[str, threading.Lock] = {}
 
     @contextmanager
-    def turn(self, name: str, timeout_ms: int) -> Iterator[None]:
+    def turn(self, name: str, timeout_ms: int) -> Iterator[int]:
+        """Wait for this thread's turn; give the milliseconds that are left to wait."""
+        began = time.monotonic()
         with self._guard:
             lock = self._locks.setdefault(name, threading.Lock())
         if not lock.acquire(timeout=timeout_ms / 1000):
@@ -57,7 +66,7 @@ class _Line:
                 " LOCK_TIMEOUT_SECONDS; nothing was changed. Try again."
             )
         try:
-            yield
+            yield max(1, timeout_ms - round((time.monotonic() - began) * 1000))
         finally:
             lock.release()
 
@@ -90,9 +99,9 @@ class SQLite(Dialect):
         milliseconds = lock_timeout_ms(lock_timeout)
         connection.ensure_connection()
         with (
-            _line.turn(str(connection.settings_dict["NAME"]), milliseconds),
+            _line.turn(str(connection.settings_dict["NAME"]), milliseconds) as left,
             self.translated(),
-            _busy_timeout(connection, milliseconds),
+            _busy_timeout(connection, left),
             _immediate(connection, alias),
         ):
             yield
@@ -161,7 +170,7 @@ class SQLite(Dialect):
             if not ids:
                 return []
             picked = json.dumps(ids)
-            wanted = ", ".join(columns)
+            wanted = ", ".join(_UNDECODED.get(column, column) for column in columns)
             claimed = self._fetch(
                 alias,
                 f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
@@ -182,7 +191,7 @@ class SQLite(Dialect):
             )
         place = {job: number for number, job in enumerate(ids)}
         at = list(columns).index("id")
-        return sorted(claimed, key=lambda row: place[row[at]])
+        return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
 
     def _pick(
         self, alias: str, lanes: Sequence[Lane], *, now: str, limit: int, lease: int
@@ -272,6 +281,14 @@ def _immediate(connection: Any, alias: str) -> Iterator[None]:
 
 def _assignments(values: Mapping[str, str]) -> str:
     return ", ".join(f"{column} = {expression}" for column, expression in values.items())
+
+
+def _decoded(row: Row) -> Row:
+    """Decode the columns of ``_UNDECODED``; what is not UTF-8 fails its hash at dispatch."""
+    return tuple(
+        value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
+        for value in row
+    )
 
 
 def _owned(move: FencedMove, given: str, *, now: str) -> str:

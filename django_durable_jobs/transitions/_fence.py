@@ -39,12 +39,15 @@ class Standing:
 GONE = Standing(owns=False, attempt_open=False, cancel_requested=False, progress=0.0)
 
 
-def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[int, Standing]:
-    """Read again, without a lock, the rows that a fenced move did not change."""
+def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Standing]:
+    """Read again, without a lock, the rows that a fenced move did not change; by token.
+
+    Not by job: a worker may hold an older attempt of a job beside the newer one.
+    """
     dialect = dialect_for(alias)
     given, params = dialect.rows(ID_AND_TOKEN, list(holders))
     sql = (
-        f"SELECT j.id, j.status = '{states.RUNNING}' AND j.lease_token = i.token"
+        f"SELECT i.token, j.status = '{states.RUNNING}' AND j.lease_token = i.token"
         f" AND j.lease_expires_at > {dialect.now()}, a.id IS NOT NULL,"
         f" j.cancel_requested_at IS NOT NULL, j.progress FROM ({given}) AS i"
         f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
@@ -81,7 +84,7 @@ def fenced_by_handler(alias: str, move: FencedMove, values: Sequence[Any]) -> St
     rows = dialect_for(alias).fenced(alias, move, [values], wait=True, own=own)
     if rows:
         return None
-    standing = standings(alias, [(values[0], values[1])]).get(values[0], GONE)
+    standing = standings(alias, [(values[0], values[1])]).get(values[1], GONE)
     if not standing.owns or not standing.attempt_open:
         raise LeaseLost("this attempt does not own its job any more; nothing was written")
     return standing

@@ -6,29 +6,46 @@ from django.db import connections
 
 from ..dialects.base import JOBS, Lane
 
-_LANE = "{0}.queue, {0}.handler, {0}.handler_version, {0}.fingerprint"
+_COLUMNS = ("queue", "handler", "handler_version", "fingerprint")
 
 
 def lanes(alias: str, condition: str, restriction: str = "1 = 1") -> list[Lane]:
     """Give the lanes that hold jobs which meet ``condition``, written over the alias ``n``.
 
     A partial index led by the lane must exist for the condition. ``restriction`` is checked
-    once for each lane, on one of its rows, ``j``.
+    once for each lane, ``x``.
     """
+    of_next = ", ".join(f"n.{name}" for name in _COLUMNS)
     head = f"SELECT n.id FROM {JOBS} n WHERE {condition}"
-    order = f"ORDER BY {_LANE.format('n')} LIMIT 1"
-    sql = f"""
-        WITH RECURSIVE lanes (id) AS (
-            SELECT ({head} {order})
-            UNION ALL
-            SELECT ({head} AND ({_LANE.format("n")}) > ({_LANE.format("j")}) {order})
-            FROM lanes l JOIN {JOBS} j ON j.id = l.id
-        )
-        SELECT {_LANE.format("j")} FROM lanes l JOIN {JOBS} j ON j.id = l.id WHERE {restriction}
-    """
+    order = f"ORDER BY {of_next} LIMIT 1"
+    # Looked up one by one: a join lets a planner without statistics read the whole table.
+    found = ", ".join(
+        f"(SELECT j.{name} FROM {JOBS} j WHERE j.id = l.id) AS {name}" for name in _COLUMNS
+    )
+    sql = (
+        f"WITH RECURSIVE lanes (id) AS (SELECT ({head} {order}) UNION ALL"
+        f" SELECT {_after_last(head, order)}"
+        f" FROM lanes l JOIN {JOBS} j ON j.id = l.id)"
+        f" SELECT * FROM (SELECT {found} FROM lanes l WHERE l.id IS NOT NULL) AS x"
+        f" WHERE {restriction}"
+    )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql)
         return [
             Lane(queue=row[0], handler=row[1], version=row[2], fingerprint=row[3])
             for row in cursor.fetchall()
         ]
+
+
+def _after_last(head: str, order: str) -> str:
+    """The first job of the lane after that of ``j``, by one index descent for each column.
+
+    Not ``(n.queue, ...) > (j.queue, ...)``: there SQLite reads on through all that is equal,
+    which is the whole lane.
+    """
+    found = []
+    for place in reversed(range(len(_COLUMNS))):
+        same = "".join(f" AND n.{name} = j.{name}" for name in _COLUMNS[:place])
+        beyond = f"n.{_COLUMNS[place]} > j.{_COLUMNS[place]}"
+        found.append(f"({head}{same} AND {beyond} {order})")
+    return f"COALESCE({', '.join(found)})"

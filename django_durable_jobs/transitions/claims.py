@@ -68,7 +68,7 @@ def queued_lanes(alias: str) -> list[Lane]:
     return lanes(
         alias,
         f"n.status = '{states.QUEUED}' AND NOT n.limit_waiting",
-        f"j.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
+        f"x.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
     )
 
 
@@ -121,11 +121,15 @@ BLOCK_CLAIMED = FencedMove(
 )
 
 
-def give_back(alias: str, holders: Collection[tuple[int, str]]) -> dict[int, Any]:
+def give_back(
+    alias: str, holders: Collection[tuple[int, str]], *, wait: bool = False
+) -> dict[int, Any]:
     """Undo claims whose handlers never began: the attempt row goes, the count is restored (4.7)."""
-    return fenced(alias, GIVE_BACK, list(holders)) if holders else {}
+    return fenced(alias, GIVE_BACK, list(holders), wait=wait) if holders else {}
 
 
-def block_claimed(alias: str, jobs: Collection[tuple[int, str, str]]) -> dict[int, Any]:
+def block_claimed(
+    alias: str, jobs: Collection[tuple[int, str, str]], *, wait: bool = False
+) -> dict[int, Any]:
     """Undo claims of jobs that cannot be dispatched and block them, with the reason (2.3)."""
-    return fenced(alias, BLOCK_CLAIMED, list(jobs)) if jobs else {}
+    return fenced(alias, BLOCK_CLAIMED, list(jobs), wait=wait) if jobs else {}

@@ -20,20 +20,21 @@ RENEW = FencedMove(
     inputs={**ID_AND_TOKEN, "lease": "bigint"},
     job_set={"lease_expires_at": "o.now + o.lease"},
     touches_attempt=False,
+    returning=("lease_token",),
 )
 
 _HEX = frozenset(string.hexdigits)
 
 
-def renew(alias: str, holders: Sequence[tuple[int, str]], *, lease_seconds: float) -> set[int]:
-    """Prolong all the given leases in one statement; give the ids of those that were.
+def renew(alias: str, holders: Sequence[tuple[int, str]], *, lease_seconds: float) -> set[str]:
+    """Prolong all the given leases in one statement; give the tokens of those that were.
 
     Locked rows are passed over, never waited for: missing is not lost (CONTRACT 4.3).
     """
     if not holders:
         return set()
     lease = seconds_to_microseconds(lease_seconds)
-    return set(fenced(alias, RENEW, [(job, token, lease) for job, token in holders]))
+    return set(fenced(alias, RENEW, [(job, token, lease) for job, token in holders]).values())
 
 
 def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[int]:

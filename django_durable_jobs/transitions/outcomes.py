@@ -110,11 +110,26 @@ class FinishReport:
     lost: list[Outcome] = field(default_factory=list)
     damaged: list[Outcome] = field(default_factory=list)
 
+    def add(self, other: FinishReport) -> None:
+        self.written.update(other.written)
+        self.busy.extend(other.busy)
+        self.lost.extend(other.lost)
+        self.damaged.extend(other.damaged)
+
 
 def finish(alias: str, outcomes: Sequence[Outcome], *, wait: bool = False) -> FinishReport:
     """Write the ends of many attempts in one statement; say which rows were not written."""
-    if not outcomes:
-        return FinishReport()
+    report = FinishReport()
+    left = outcomes
+    while left:
+        # Of two attempts of one job one is stale: apart, so that an answer names one of them.
+        group = {outcome.job: outcome for outcome in left}
+        report.add(_finish_group(alias, list(group.values()), wait=wait))
+        left = [one for one in left if group[one.job] is not one] if len(group) < len(left) else []
+    return report
+
+
+def _finish_group(alias: str, outcomes: Sequence[Outcome], *, wait: bool) -> FinishReport:
     written = fenced(alias, FINISH, [_row(outcome) for outcome in outcomes], wait=wait)
     missed = [outcome for outcome in outcomes if outcome.job not in written]
     if not missed:
@@ -122,7 +137,7 @@ def finish(alias: str, outcomes: Sequence[Outcome], *, wait: bool = False) -> Fi
     found = standings(alias, [(outcome.job, outcome.token) for outcome in missed])
     report = FinishReport(written=written)
     for outcome in missed:
-        standing = found.get(outcome.job, GONE)
+        standing = found.get(outcome.token, GONE)
         if not standing.owns:
             report.lost.append(outcome)
         elif not standing.attempt_open:

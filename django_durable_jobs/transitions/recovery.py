@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from django.db import connections
 from django.db.models import F
@@ -13,9 +14,8 @@ from ..dialects.base import ATTEMPTS, JOBS
 from ..exceptions import InvalidTransition
 from ..instants import to_microseconds
 from ..models import Job, JobAttempt
+from ._pages import each_page, move
 from .control import alias_of, operator_move
-
-PAGE = 500
 
 
 def ownership(job: Job) -> str:
@@ -39,48 +39,51 @@ def recover_expired(alias: str) -> int:
     Rows that another transaction has locked, and rows whose attempt is missing, are passed
     over: they never hide the next.
     """
-    recovered, after = 0, 0
-    dialect = dialect_for(alias)
-    while True:
-        with dialect.own(alias):
-            condition = (
-                f"j.status = '{states.RUNNING}' AND j.lease_token IS NOT NULL"
-                f" AND j.lease_expires_at <= {dialect.now()} AND j.id > {after}"
-            )
-            page = dialect.lock_jobs(alias, condition, limit=PAGE)
-            if page:
-                now = max(row[1] for row in page)
-                recovered += len(_recover_locked(alias, [row[0] for row in page], now))
-        if len(page) < PAGE:
-            return recovered
-        after = page[-1][0]
+    open_attempt = (
+        f"SELECT 1 FROM {ATTEMPTS} a WHERE a.job_id = j.id AND a.token = j.lease_token"
+        # OFFSET keeps PostgreSQL from a join that begins with the attempts of all history.
+        f" AND a.status = '{states.RUNNING}' LIMIT 1 OFFSET 0"
+    )
+    condition = (
+        f"j.status = '{states.RUNNING}' AND j.lease_token IS NOT NULL"
+        f" AND j.lease_expires_at <= {dialect_for(alias).now()} AND EXISTS ({open_attempt})"
+    )
+    return each_page(alias, condition, (), partial(_recover_locked, alias))
 
 
 def _recover_locked(alias: str, ids: Sequence[int], now: int) -> list[int]:
     """End the open attempts of the locked jobs, and move exactly those jobs."""
-    dialect = dialect_for(alias)
-    given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
+    attempts = _lock_attempts(alias, ids)
+    if not attempts:
+        return []
+    given, params = dialect_for(alias).rows({"id": "bigint"}, [(one,) for one in attempts])
     with connections[alias].cursor() as cursor:
         cursor.execute(
-            f"UPDATE {ATTEMPTS} AS a SET status = '{states.INTERRUPTED}',"
+            f"UPDATE {ATTEMPTS} SET status = '{states.INTERRUPTED}',"
             f" outcome = '{states.LOST}', finished_at = {now},"
-            f" error_category = '{states.LOST_CATEGORY}',"
-            " cancel_requested_at = j.cancel_requested_at"
-            f" FROM {JOBS} AS j WHERE a.job_id = j.id AND a.token = j.lease_token"
-            f" AND a.status = '{states.RUNNING}' AND j.status = '{states.RUNNING}'"
-            f" AND j.lease_expires_at <= {now} AND j.id IN (SELECT g.id FROM ({given}) AS g)"
-            " RETURNING job_id",
+            f" error_category = '{states.LOST_CATEGORY}', cancel_requested_at ="
+            # A bare job_id would be the job's own, which is text.
+            f" (SELECT j.cancel_requested_at FROM {JOBS} j WHERE j.id = {ATTEMPTS}.job_id)"
+            f" WHERE id IN (SELECT g.id FROM ({given}) AS g) RETURNING job_id",
             params,
         )
         ended = [row[0] for row in cursor.fetchall()]
-        if ended:
-            given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ended])
-            cursor.execute(
-                f"UPDATE {JOBS} SET {_after_loss(now)}"
-                f" WHERE status = '{states.RUNNING}' AND id IN (SELECT g.id FROM ({given}) AS g)",
-                params,
-            )
-    return ended
+    return move(alias, ended, _after_loss(now), states.RUNNING)
+
+
+def _lock_attempts(alias: str, ids: Sequence[int]) -> list[int]:
+    """Lock the open attempts of the jobs' tokens; those that somebody has locked are left out."""
+    dialect = dialect_for(alias)
+    given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
+    lock = f"{dialect.for_update()} OF a SKIP LOCKED" if dialect.for_update() else ""
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            f"SELECT a.id FROM {ATTEMPTS} a JOIN {JOBS} j ON j.id = a.job_id"
+            f" AND j.lease_token = a.token WHERE a.status = '{states.RUNNING}'"
+            f" AND j.id IN (SELECT g.id FROM ({given}) AS g) ORDER BY a.job_id{lock}",
+            params,
+        )
+        return [row[0] for row in cursor.fetchall()]
 
 
 def _after_loss(now: int) -> str:

@@ -7,8 +7,11 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
+from asgiref.sync import ThreadSensitiveContext, sync_to_async
+
 from ..exceptions import JobTimeout
 from ..handlers import Handler
+from . import connections
 from .context import JobContext
 
 
@@ -22,10 +25,11 @@ class EventLoop:
 
     def call(self, coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> Any:
         """Run to the end; the task is cancelled at the attempt's deadline (CONTRACT 4.5)."""
-        future = asyncio.run_coroutine_threadsafe(
-            _bounded(coroutine, ctx, timeout), self._started()
-        )
-        return future.result()
+        future = asyncio.run_coroutine_threadsafe(_alone(coroutine, ctx, timeout), self._started())
+        result, error = future.result()
+        if error is not None:
+            raise error
+        return result
 
     def stop(self) -> None:
         with self._lock:
@@ -48,17 +52,43 @@ class EventLoop:
             return self._loop
 
 
-async def _bounded(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> Any:
-    task = asyncio.ensure_future(coroutine)
+End = tuple[Any, BaseException | None]
+
+
+async def _alone(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> End:
+    """Run with a thread of its own for ``sync_to_async``, and so with its own connections.
+
+    The thread that asgiref else shares would carry a broken connection to every later job.
+    """
+    async with ThreadSensitiveContext():
+        try:
+            return await _bounded(coroutine, ctx, timeout)
+        finally:
+            await sync_to_async(connections.close_all)()
+
+
+async def _bounded(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> End:
+    task = asyncio.ensure_future(_caught(coroutine))
     alarm = asyncio.get_running_loop().call_later(timeout, task.cancel)
     try:
-        return await task
-    except asyncio.CancelledError:
-        if ctx.timed_out():
-            raise JobTimeout("the attempt has passed its deadline") from None
-        raise
+        result, error = await task
+    except asyncio.CancelledError as cancelled:
+        # The alarm rang before the coroutine had begun.
+        coroutine.close()
+        result, error = None, cancelled
     finally:
         alarm.cancel()
+    if isinstance(error, asyncio.CancelledError) and ctx.timed_out():
+        error = JobTimeout("the attempt has passed its deadline")
+    return result, error
+
+
+async def _caught(coroutine: Coroutine[Any, Any, Any]) -> End:
+    """Give what the handler raised as a value: asyncio ends the loop for some of it."""
+    try:
+        return await coroutine, None
+    except BaseException as error:
+        return None, error
 
 
 class Caller:

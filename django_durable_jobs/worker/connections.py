@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from typing import Any
+
 from django.db import connections
 
 
@@ -12,22 +15,58 @@ def clean() -> None:
     rolls back what it had open; the next use opens a new one.
     """
     for connection in connections.all(initialized_only=True):
-        if connection.in_atomic_block or connection.needs_rollback:
-            connection.close()
-            # Closing inside an atomic block only marks the connection; forget the block too.
-            connection.connection = None
-            connection.in_atomic_block = False
-            connection.atomic_blocks = []
-            connection.savepoint_ids = []
-            connection.needs_rollback = False
-            connection.closed_in_transaction = False
-            connection.run_on_commit = []
-        elif connection.connection is not None and not connection.get_autocommit():
-            connection.close()
-        else:
+        if _is_clean(connection):
             connection.close_if_unusable_or_obsolete()
+        else:
+            _forget(connection)
 
 
 def close_all() -> None:
     for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            _forget(connection)
+        else:
+            connection.close()
+
+
+def close_before_fork() -> None:
+    """Close what a forked child must not share: connections, and pools with their threads."""
+    close_all()
+    for connection in connections.all(initialized_only=True):
+        close_pool = getattr(connection, "close_pool", None)
+        if close_pool is not None:
+            close_pool()
+
+
+def _is_clean(connection: Any) -> bool:
+    """Tell whether a connection is open, in autocommit and in no transaction, not even in one
+    that Django does not know of (``BEGIN`` through a cursor); without asking the server.
+    """
+    if connection.in_atomic_block or connection.needs_rollback:
+        return False
+    raw = connection.connection
+    if raw is None:
+        return True
+    try:
+        if not connection.get_autocommit():
+            return False
+        if hasattr(raw, "info"):
+            # psycopg: 0 is idle; a closed connection reads as unknown.
+            return int(raw.info.transaction_status) == 0
+        return not getattr(raw, "in_transaction", False)
+    except Exception:
+        return False
+
+
+def _forget(connection: Any) -> None:
+    # What was closed under Django's feet may refuse to be closed again.
+    with suppress(Exception):
         connection.close()
+    # Closing inside an atomic block only marks the connection; forget the block too.
+    connection.connection = None
+    connection.in_atomic_block = False
+    connection.atomic_blocks = []
+    connection.savepoint_ids = []
+    connection.needs_rollback = False
+    connection.closed_in_transaction = False
+    connection.run_on_commit = []

@@ -110,10 +110,15 @@ class JobContext:
         """
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise ValueError(f"progress takes a number from 0 to 1, not {type(fraction).__name__}")
-        if not math.isfinite(fraction) or not 0 <= fraction <= 1:
+        if not 0 <= fraction <= 1:  # false for NaN too
             raise ValueError("progress takes a finite number from 0 to 1")
         self._refuse_late()
-        self._store.progress(float(fraction), clean_text(message, MESSAGE_LIMIT))
+        try:
+            self._store.progress(float(fraction), clean_text(message, MESSAGE_LIMIT))
+        except JobCancelled:
+            # The row says so before the worker's watch has come round.
+            self._cancel_requested = True
+            raise
 
     def checkpoint(self, value: Any) -> None:
         """Keep a JSON value for the next attempt, there ``ctx.checkpoint_value``.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +42,8 @@ logger = logging.getLogger("django_durable_jobs.worker")
 SUMMARY_LIMIT = 1_000
 TRACEBACK_LIMIT = 20_000
 CHAIN_LIMIT = 8
+LOGGED_CHAIN_LIMIT = 100
+FRAME_LIMIT = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +134,7 @@ def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcom
         return _stopped(dispatch, error, status=states.INTERRUPTED)
     if ctx.timed_out(settings.TIMEOUT_GRACE_SECONDS):
         return _timed_out(dispatch, error)
-    logger.error("handler %s raised %s", dispatch.job.handler, type(error).__name__, exc_info=error)
+    _log(dispatch.job.handler, error)
     if isinstance(error, PermanentError):
         return _failure(dispatch, error, category=states.PERMANENT, retryable=False)
     return _failure(dispatch, error, category=states.HANDLER_ERROR, retryable=True)
@@ -179,8 +182,8 @@ def _failure(
         final_status=states.FAILED,
         retry_delay=_retry_delay(dispatch, error) if retryable else None,
         error_category=category,
-        error_summary=summary(error),
-        error_traceback=_stored_traceback(error),
+        error_summary=_described(summary, error),
+        error_traceback=_described(_stored_traceback, error),
     )
 
 
@@ -189,16 +192,46 @@ def _retry_delay(dispatch: Dispatch, error: BaseException) -> int | None:
     job = dispatch.job
     if job.attempt_count >= job.max_attempts + job.granted_attempts:
         return None
-    asked = retry_later_seconds(error.delay) if isinstance(error, RetryLater) else None
+    if isinstance(error, RetryLater):
+        # A subclass need not have called our __init__.
+        asked = retry_later_seconds(getattr(error, "delay", None))
+    else:
+        asked = None
     if asked is None:
-        asked = backoff_seconds(
-            dispatch.handler.backoff,
-            error,
-            job.attempt_count,
-            base=settings.RETRY_BASE_SECONDS,
-            cap=settings.RETRY_MAX_SECONDS,
-        )
+        asked = _backoff(dispatch, error)
     return None if asked is None else seconds_to_microseconds(asked)
+
+
+def _backoff(dispatch: Dispatch, error: BaseException) -> float | None:
+    attempt = dispatch.job.attempt_count
+    bounds = {"base": settings.RETRY_BASE_SECONDS, "cap": settings.RETRY_MAX_SECONDS}
+    try:
+        return backoff_seconds(dispatch.handler.backoff, error, attempt, **bounds)
+    except BaseException:
+        # An exit raised inside the project's function: the outcome comes first.
+        logger.exception("a backoff function raised; the default backoff is used")
+        return backoff_seconds(None, error, attempt, **bounds)
+
+
+def _described(describe: Callable[[BaseException], str | None], error: BaseException) -> str | None:
+    """Describe an exception; what its own code does meanwhile must not cost the outcome."""
+    try:
+        return describe(error)
+    except BaseException:
+        logger.exception("an exception could not be described")
+        return "an exception that cannot be described"
+
+
+def _log(handler: str, error: BaseException) -> None:
+    """Log with the whole traceback, if it has an end."""
+    try:
+        kind = type(error).__name__
+        if _has_end(error):
+            logger.error("handler %s raised %s", handler, kind, exc_info=error)
+        else:
+            logger.error("handler %s raised %s\n%s", handler, kind, _formatted(error))
+    except BaseException:
+        logger.exception("handler %s raised what cannot be logged", handler)
 
 
 def summary(error: BaseException) -> str:
@@ -224,15 +257,31 @@ def _place(trace: TracebackType | None) -> str:
 
 
 def _stored_traceback(error: BaseException) -> str | None:
-    """Format the traceback where the project opted in, in bounded work."""
-    if settings.ERROR_DETAIL != "traceback":
-        return None
+    """Format the traceback where the project opted in."""
+    return _formatted(error) if settings.ERROR_DETAIL == "traceback" else None
+
+
+def _formatted(error: BaseException) -> str:
+    """Format a traceback in bounded work; ``traceback`` itself follows causes without end."""
     parts: list[str] = []
-    seen: BaseException | None = error
-    for _ in range(CHAIN_LIMIT):
-        if seen is None:
-            break
-        parts.append("".join(traceback.format_exception(seen, limit=50, chain=False)))
-        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
+    for one in islice(_chain(error), CHAIN_LIMIT):
+        frames = "".join(traceback.format_tb(one.__traceback__, limit=-FRAME_LIMIT))
+        kind = type(one)
+        said = clean_text(one, SUMMARY_LIMIT)
+        parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}: {said}\n")
     joint = "\nThe cause of the following:\n\n"
     return clean_text(joint.join(reversed(parts)), TRACEBACK_LIMIT)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Give an exception, its cause, that one's cause: once each, maybe without end."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+
+
+def _has_end(error: BaseException) -> bool:
+    return sum(1 for _ in islice(_chain(error), LOGGED_CHAIN_LIMIT)) < LOGGED_CHAIN_LIMIT

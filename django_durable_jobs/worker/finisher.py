@@ -50,7 +50,13 @@ class Finisher:
     def _run(self) -> None:
         try:
             while (group := self._next_group()) is not None:
-                self._write(group)
+                try:
+                    self._write(group)
+                except Exception:
+                    # A fault of ours must not end the thread, nor lose what it was to write.
+                    logger.exception("the finisher failed and goes on")
+                    self._busy = group
+                    time.sleep(BUSY_WAIT_SECONDS)
         finally:
             connections.close_all()
 
@@ -73,20 +79,19 @@ class Finisher:
         while True:
             try:
                 report = self._finish(group)
+                break
             except Exception as error:
                 in_a_row += 1
                 self.failures += 1
+                connections.clean()
                 if not is_transient(self._alias, error):
                     logger.exception("a group of %d outcomes could not be written", len(group))
                     report = self._one_by_one(group)
-                else:
-                    logger.warning("the finisher waits for the database: %s", type(error).__name__)
-                    connections.clean()
-                    time.sleep(backoff(in_a_row))
-                    continue
-            break
-        self._busy = report.busy
+                    break
+                logger.warning("the finisher waits for the database: %s", type(error).__name__)
+                time.sleep(backoff(in_a_row))
         self._settled([one for one in group if one not in report.busy], report)
+        self._busy = report.busy
 
     def _finish(self, group: Sequence[Outcome]) -> FinishReport:
         return finish(self._alias, group)
@@ -95,21 +100,19 @@ class Finisher:
         """Write each alone, so that one refused by the database does not hold up the others."""
         whole = FinishReport()
         for outcome in group:
-            try:
-                one = self._finish([outcome])
-            except Exception:
-                logger.exception("the outcome of job %d is written without content", outcome.job)
-                one = self._without_content(outcome)
-            whole.written.update(one.written)
-            whole.busy.extend(one.busy)
-            whole.lost.extend(one.lost)
-            whole.damaged.extend(one.damaged)
+            whole.add(self._alone(outcome))
         return whole
 
-    def _without_content(self, outcome: Outcome) -> FinishReport:
+    def _alone(self, outcome: Outcome) -> FinishReport:
+        """Write one with its content, else without it; later, if the database is away."""
         bare = replace(outcome, result=None, error_summary=None, error_traceback=None)
-        try:
-            return self._finish([bare])
-        except Exception:
-            logger.exception("job %d could not be finished; its lease brings it back", outcome.job)
-            return FinishReport(damaged=[outcome])
+        for one in (outcome, bare):
+            try:
+                return self._finish([one])
+            except Exception as error:
+                connections.clean()
+                if is_transient(self._alias, error):
+                    return FinishReport(busy=[outcome])
+                logger.exception("the outcome of job %d could not be written", outcome.job)
+        logger.error("job %d could not be finished; its lease brings it back", outcome.job)
+        return FinishReport(damaged=[outcome])

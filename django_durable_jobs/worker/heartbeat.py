@@ -35,14 +35,14 @@ class Heartbeat:
             return
         pairs = [(one.job.id, one.job.token) for one in held]
         renewed = renew(self._alias, pairs, lease_seconds=settings.LEASE_SECONDS)
-        missed = [one for one in held if one.job.id not in renewed]
+        missed = [one for one in held if one.job.token not in renewed]
         self._some_busy = bool(missed) and self._still_owned(missed)
 
     def _still_owned(self, missed: list[Held]) -> bool:
         found = standings(self._alias, [(one.job.id, one.job.token) for one in missed])
         busy = False
         for one in missed:
-            if found.get(one.job.id, GONE).owns:
+            if found.get(one.job.token, GONE).owns:
                 busy = True
             elif one.job.token in {still.job.token for still in self._held.all()}:
                 one.ctx.mark_lost()

@@ -11,11 +11,12 @@ from .context import JobContext
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """One claim: its job, its context, and whether its handler has begun."""
+    """One claim: its job, its context, and whether its handler has begun and has ended."""
 
     job: ClaimedJob
     ctx: JobContext
     begun: bool = False
+    ended: bool = False
     lost: bool = False
 
 

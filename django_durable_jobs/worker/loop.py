@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import time
 from functools import partial
 
-from .. import states
 from ..conf import settings
-from ..transitions.claims import ClaimedJob, block_claimed, claim, give_back, queued_lanes
-from ..transitions.outcomes import FinishReport, Outcome, finish
+from ..transitions.claims import ClaimedJob, block_claimed, claim, queued_lanes
+from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
 from . import connections
 from .calls import Caller
@@ -21,6 +21,7 @@ from .held import Held, HeldJobs
 from .options import WorkerOptions
 from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
+from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
 from .supervised import Loop, backoff, is_transient
 
@@ -177,18 +178,46 @@ class Worker:
 
     def _run_job(self, held: Held) -> None:
         """One job in its slot; the end goes to the finisher."""
-        if not self._held.begin(held):
+        # Told to stop, a job that has not begun is left for the shutdown to give back.
+        if self._stopping or not self._held.begin(held):
             return
-        dispatch = prepare(held.job)
-        if not isinstance(dispatch, Dispatch):
-            block_claimed(self._alias, [(held.job.id, held.job.token, dispatch)])
+        try:
+            outcome = self._outcome_of(held)
+        except BaseException:
+            # Held, it would be renewed for ever; let go, its lease brings it back.
             self._forget(held.job.token)
-            return
-        outcome = execute(dispatch, held.ctx, self._call)
+            raise
         if outcome is None:
             self._forget(held.job.token)
         else:
+            held.ended = True
             self._finisher.put(outcome)
+
+    def _outcome_of(self, held: Held) -> Outcome | None:
+        """Run the handler; None where there is no end to write, or it is written already."""
+        dispatch = prepare(held.job)
+        if not isinstance(dispatch, Dispatch):
+            self._block(held, dispatch)
+            return None
+        process = os.getpid()
+        outcome = execute(dispatch, held.ctx, self._call)
+        if os.getpid() != process:
+            # The handler forked and its child came back here: the job is its parent's.
+            os._exit(CRASHED)
+        return outcome
+
+    def _block(self, held: Held, reason: str) -> None:
+        failures = 0
+        while not held.lost:
+            try:
+                block_claimed(self._alias, [(held.job.id, held.job.token, reason)], wait=True)
+                return
+            except Exception as error:
+                if not is_transient(self._alias, error):
+                    raise
+                failures += 1
+                connections.clean()
+                time.sleep(backoff(failures))
 
     def _forget(self, token: str) -> None:
         self._held.remove([token])
@@ -208,52 +237,31 @@ class Worker:
 
     def _shut_down(self) -> int:
         """Wait for the handlers; ask them to stop; write what has ended (CONTRACT 4.7)."""
+        self._wait_until_idle(None)
         if self._stopping:
-            self._give_back_unbegun()
-            self._wait_until_idle(float(settings.SHUTDOWN_SECONDS))
-            for held in self._held.all():
-                held.ctx.mark_stop_requested()
-            self._wait_until_idle(float(settings.TIMEOUT_GRACE_SECONDS))
-        else:
-            self._wait_until_idle(None)
-        stuck = self._held.all()
+            self._stop_handlers()
+        left = self._held.all()
+        stuck = [held for held in left if not held.ended]
         if stuck and self._owns_process:
-            self._end_stuck(stuck)
-        self._finisher.stop(timeout=1.0 if stuck else 30.0)
+            end_stuck(self._alias, stuck)
+        written = self._finisher.stop(timeout=30.0 if len(left) > len(stuck) or not stuck else 1.0)
         self._slots.stop(timeout=0.1 if stuck else 5.0)
-        return GAVE_UP if stuck else DRAINED
+        return DRAINED if written and not stuck else GAVE_UP
 
-    def _give_back_unbegun(self) -> None:
-        waiting = self._held.take_unbegun()
-        try:
-            give_back(self._alias, [(held.job.id, held.job.token) for held in waiting])
-        except Exception as error:
-            if not is_transient(self._alias, error):
-                raise
-            logger.warning("claims could not be given back; their leases bring them back")
+    def _stop_handlers(self) -> None:
+        logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))
+        end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
+        give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
+        self._wait_until_idle(end)
+        for held in self._held.all():
+            held.ctx.mark_stop_requested()
+        self._wait_until_idle(time.monotonic() + float(settings.TIMEOUT_GRACE_SECONDS))
 
-    def _end_stuck(self, stuck: list[Held]) -> None:
-        """The last write of a process that exits at once after it: nothing waits for a lease."""
-        outcomes = [
-            Outcome(
-                job=held.job.id,
-                token=held.job.token,
-                status=states.INTERRUPTED,
-                outcome=states.STOPPED,
-                final_status=states.INTERRUPTED,
-                stopped_by_worker=True,
-                error_category=states.STOPPED_CATEGORY,
-            )
-            for held in stuck
-        ]
-        try:
-            finish(self._alias, outcomes)
-        except Exception as error:
-            logger.warning("stuck handlers keep their leases: %s", type(error).__name__)
-
-    def _wait_until_idle(self, seconds: float | None) -> None:
-        end = None if seconds is None else time.monotonic() + seconds
+    def _wait_until_idle(self, end: float | None) -> None:
+        """Wait until that monotonic time; without one, until told to stop."""
         while not self._is_idle():
+            if end is None and self._stopping:
+                return
             left = 1.0 if end is None else end - time.monotonic()
             if left <= 0:
                 return

@@ -9,16 +9,9 @@ from .. import states
 from ..conf import settings
 from ..dialects.base import Lane
 from ..handlers import registry
+from ..transitions.blocking import block_lane, block_unholdable, blocked_lanes, release_lane
 from ..transitions.claims import queued_lanes
-from ..transitions.maintenance import (
-    block_lane,
-    block_unholdable,
-    blocked_lanes,
-    exhaust,
-    promote_due,
-    release_lane,
-    waiting,
-)
+from ..transitions.maintenance import exhaust, promote_due, waiting
 from ..transitions.recovery import recover_expired
 from ..transitions.workers import Capability, live_capabilities
 

@@ -11,10 +11,10 @@ from django.db.migrations.executor import MigrationExecutor
 from ..dialects.base import refuse_open_transaction
 from ..exceptions import TransactionActive
 from ..transactions import in_test_wrapper
-from .connections import close_all
+from .connections import close_before_fork
 from .loop import Worker
 from .options import InvalidOptions, MigrationsMissing, WorkerOptions
-from .signals import stop_on_signal
+from .signals import stop_at_end_of, stop_on_signal
 from .supervisor import Supervisor
 
 APP = "django_durable_jobs"
@@ -32,19 +32,21 @@ def run_worker(
     started(options)
     if options.until_idle or options.processes == 0:
         return _work(options, owns_process=owns_process)
-    close_all()
-    return Supervisor(options.processes, lambda number: _work_in_child(options, number)).run()
+    close_before_fork()
+
+    def work(number: int, pipe: int) -> int:
+        named = replace(options, name=f"{options.name}/{number + 1}")
+        return _work(named, owns_process=True, parent=pipe)
+
+    return Supervisor(options.processes, work).run()
 
 
-def _work(options: WorkerOptions, *, owns_process: bool) -> int:
+def _work(options: WorkerOptions, *, owns_process: bool, parent: int | None = None) -> int:
     worker = Worker(options, owns_process=owns_process)
     with stop_on_signal(worker.stop):
+        if parent is not None:
+            stop_at_end_of(parent, worker.stop)
         return worker.run()
-
-
-def _work_in_child(options: WorkerOptions, number: int) -> int:
-    named = replace(options, name=f"{options.name}/{number + 1}")
-    return _work(named, owns_process=True)
 
 
 def _refuse_transaction(alias: str) -> None:

@@ -11,12 +11,17 @@ from typing import Any
 
 from .loop import KILLED
 
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
 
 @contextmanager
-def stop_on_signal(stop: Callable[[], None]) -> Iterator[None]:
+def stop_on_signal(
+    stop: Callable[[], None], *, end_now: Callable[[], None] = lambda: None
+) -> Iterator[None]:
     """Call ``stop`` on SIGTERM or SIGINT; exit at once with code 5 on the second (4.7).
 
-    Does nothing outside the main thread, where Python allows no handlers.
+    ``end_now`` comes before that exit. Does nothing outside the main thread, where Python
+    allows no handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,12 +32,23 @@ def stop_on_signal(stop: Callable[[], None]) -> Iterator[None]:
         nonlocal received
         received += 1
         if received > 1:
+            end_now()
             os._exit(KILLED)
         stop()
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, handle) for number in SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def stop_at_end_of(pipe: int, stop: Callable[[], None]) -> None:
+    """Call ``stop`` once the other side of a pipe is closed, from a thread of its own."""
+
+    def watch() -> None:
+        os.read(pipe, 1)
+        stop()
+
+    threading.Thread(target=watch, name="durable-parent-watch", daemon=True).start()

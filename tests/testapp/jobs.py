@@ -1,1 +1,115 @@
-"""Handlers that the tests register; found by the package's autodiscovery."""
+"""Handlers that the tests register; found by the package's autodiscovery.
+
+Those that several processes run talk to the test through files: a handler says that it has
+begun, and waits until it may go on (``tests.worker.support.Gate``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from django_durable_jobs import JobContext, job
+
+
+@dataclass
+class Line:
+    """A file that takes one line for each execution."""
+
+    file: str
+    number: int
+
+
+@dataclass
+class Gate:
+    folder: str
+    name: str
+
+    def begin(self, ctx: JobContext) -> None:
+        """Say that this attempt has begun; whoever sees the file can read all of it."""
+        begun = Path(self.folder, f"{self.name}.{ctx.attempt}.begun")
+        unfinished = begun.with_suffix(".writing")
+        unfinished.write_text(f"{os.getpid()} {ctx.token}")
+        unfinished.rename(begun)
+
+    def is_open(self) -> bool:
+        return Path(self.folder, f"{self.name}.go").exists()
+
+
+@job("testapp.line")
+def line(ctx: JobContext, payload: Line) -> None:
+    # One short write to a file opened for appending is never torn.
+    with open(payload.file, "ab", buffering=0) as file:
+        file.write(b"%d\n" % payload.number)
+
+
+@job("testapp.gated")
+def gated(ctx: JobContext, payload: Gate) -> dict[str, int]:
+    """Wait for the gate, deaf to everything else."""
+    payload.begin(ctx)
+    while not payload.is_open():
+        time.sleep(0.01)
+    return {"attempt": ctx.attempt}
+
+
+@job("testapp.obedient")
+def obedient(ctx: JobContext, payload: Gate) -> dict[str, int]:
+    """Wait for the gate and look whether it should stop."""
+    payload.begin(ctx)
+    while not payload.is_open():
+        ctx.check()
+        time.sleep(0.01)
+    return {"attempt": ctx.attempt}
+
+
+@job("testapp.uninterruptible", retry_on_interrupt=False)
+def uninterruptible(ctx: JobContext, payload: Gate) -> None:
+    payload.begin(ctx)
+    while not payload.is_open():
+        ctx.check()
+        time.sleep(0.01)
+
+
+@job("testapp.swallowing")
+def swallowing(ctx: JobContext, payload: Gate) -> str:
+    """Swallow every ``Exception``, as careless code does."""
+    payload.begin(ctx)
+    while True:
+        try:
+            ctx.check()
+            time.sleep(0.01)
+        except Exception:  # noqa: BLE001, S112
+            continue
+
+
+@job("testapp.asleep")
+async def asleep(ctx: JobContext, payload: Gate) -> None:
+    """Wait for the gate on the event loop."""
+    payload.begin(ctx)
+    while not payload.is_open():
+        ctx.check()
+        await asyncio.sleep(0.01)
+
+
+@job("testapp.suicidal", max_attempts=2)
+def suicidal(ctx: JobContext, payload: Gate) -> None:
+    """End the whole process."""
+    payload.begin(ctx)
+    os._exit(9)
+
+
+@job("testapp.forking")
+def forking(ctx: JobContext, payload: Gate) -> dict[str, int]:
+    """Fork; the child returns from the handler as the parent does."""
+    payload.begin(ctx)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of a fork beside threads, and rightly so.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        return {"child": -1}
+    return {"child": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}

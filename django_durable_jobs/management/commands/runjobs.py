@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, no_translations
 
-from ...worker.loop import BAD_OPTIONS, DRAINED, MIGRATIONS_MISSING
+from ...worker.loop import BAD_OPTIONS, DRAINED, GAVE_UP, MIGRATIONS_MISSING
 from ...worker.options import InvalidOptions, MigrationsMissing, WorkerOptions, build_options
 from ...worker.run import run_worker
 
@@ -52,6 +53,8 @@ class Command(BaseCommand):
             raise CommandError(str(error), returncode=MIGRATIONS_MISSING) from error
         finally:
             log()
+        if code == GAVE_UP and self._owns_process:
+            self._leave(code)
         if code != DRAINED:
             sys.exit(code)
 
@@ -68,8 +71,21 @@ class Command(BaseCommand):
             max_jobs=options["max_jobs"],
         )
         verbosity = options["verbosity"]
-        own = bool(getattr(self, "_called_from_command_line", False))
-        return run_worker(asked, owns_process=own, started=lambda one: self._banner(one, verbosity))
+        return run_worker(
+            asked,
+            owns_process=self._owns_process,
+            started=lambda one: self._banner(one, verbosity),
+        )
+
+    @property
+    def _owns_process(self) -> bool:
+        return bool(getattr(self, "_called_from_command_line", False))
+
+    def _leave(self, code: int) -> None:
+        """Exit without Python's own clean-up, which would wait for threads that never end."""
+        self.stdout.flush()
+        self.stderr.flush()
+        os._exit(code)
 
     def _banner(self, options: WorkerOptions, verbosity: int) -> None:
         if verbosity < 1:
@@ -82,6 +98,8 @@ class Command(BaseCommand):
             f"Worker {options.name} on database {options.alias}: {queues};"
             f" {max(processes, 1)} x {options.threads} slots."
         )
+        # Before a fork, which would copy what is buffered, and for whoever reads a pipe.
+        self.stdout.flush()
 
 
 def _log_to(stream: Any, verbosity: int) -> Any:

@@ -1,0 +1,129 @@
+"""Why a job is where it is: sentences from its row, and from what holds its queue up."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from django.utils.translation import gettext as _
+
+from .. import states
+from ..dialects.base import Lane
+from ..models import Job, QueuePause
+from ..transitions.control import alias_of
+from ..transitions.workers import live_capabilities
+from .displays import exact
+from .search import now as read_now
+
+
+def standing(job: Job) -> list[str]:
+    """Say where the job stands and, if it is not running, why."""
+    if job.status == states.RUNNING:
+        return _running(job)
+    if job.status == states.BLOCKED:
+        return [_blocked(job)]
+    if job.status in states.TERMINAL:
+        return [_ended(job)]
+    return _waiting(job, read_now(alias_of(job)))
+
+
+def _running(job: Job) -> list[str]:
+    said = {
+        "current": _("It is running: attempt %(number)d, its lease ends at %(lease)s."),
+        "expired": _(
+            "Attempt %(number)d lost its lease at %(lease)s: its worker died or stalled. The next"
+            " pass of a worker recovers the job."
+        ),
+        "unknown": _(
+            "It reads as running, but its lease or token is missing, so nobody can tell whether"
+            " its attempt lives. It needs an operator's recover."
+        ),
+    }
+    ownership = job.ownership
+    lease = "" if job.lease_expires_at is None else exact(job.lease_expires_at)
+    found = [said[ownership] % {"number": job.attempt_count, "lease": lease}]
+    if job.cancel_requested_at is not None:
+        when = exact(job.cancel_requested_at)
+        found.append(
+            _("Its cancel was requested at %(when)s; the handler is asked to stop.")
+            % {"when": when}
+        )
+    return found
+
+
+def _blocked(job: Job) -> str:
+    said = {
+        states.UNKNOWN_HANDLER: _(
+            "It is blocked: no live worker knows its handler and version. It goes on by itself"
+            " once one does."
+        ),
+        states.SCHEMA_MISMATCH: _(
+            "It is blocked: the handler's payload type has changed since it was submitted. It goes"
+            " on by itself once a worker with the old type lives."
+        ),
+        states.CORRUPT_PAYLOAD: _(
+            "It is blocked: the stored payload does not match its hash or its type. No worker"
+            " releases it by itself."
+        ),
+        states.INVALID_POLICY: _(
+            "It is blocked: its timeout cannot hold on this database under the configured lease."
+        ),
+    }
+    return said.get(job.blocked_reason or "", _("It is blocked, for a reason not known here."))
+
+
+def _ended(job: Job) -> str:
+    if job.status == states.SUCCEEDED:
+        return _("It has succeeded.")
+    if job.status == states.CANCELLED:
+        return _("It was cancelled. A retry queues it again.")
+    if executions_left(job) <= 0:
+        return _("It has ended, and its executions are used up: a retry must grant more.")
+    return _("It has ended. A retry queues it again.")
+
+
+def _waiting(job: Job, now: datetime) -> list[str]:
+    """Every reason that holds a scheduled or queued job up, the nearest first."""
+    found = []
+    if executions_left(job) <= 0:
+        found.append(_("No executions are left: the next pass of a worker ends it as failed."))
+    if job.cancel_requested_at is not None:
+        found.append(_("Its cancel was requested; it is not claimed."))
+    if job.run_at > now:
+        found.append(_due_later(job))
+    if job.limit_waiting:
+        key = {"key": job.concurrency_key or ""}
+        found.append(_("The limit of its concurrency key %(key)s is reached.") % key)
+    found += _queue(job)
+    return found or [_("It is due and waits for a free slot of a worker.")]
+
+
+def _due_later(job: Job) -> str:
+    when = {"when": exact(job.run_at), "number": job.attempt_count}
+    if job.attempt_count and job.error_category:
+        return _("Attempt %(number)d has failed; it is tried again at %(when)s.") % when
+    return _("It is due later, at %(when)s.") % when
+
+
+def _queue(job: Job) -> list[str]:
+    """Tell a paused queue, and one that no live worker serves for this handler."""
+    alias = alias_of(job)
+    found = []
+    if QueuePause.objects.using(alias).filter(queue=job.queue).exists():
+        found.append(_("Its queue %(queue)s is paused.") % {"queue": job.queue})
+    lane = Lane(
+        queue=job.queue,
+        handler=job.handler,
+        version=job.handler_version,
+        fingerprint=job.fingerprint,
+    )
+    if not any(served.runs(lane) for served in live_capabilities(alias)):
+        found.append(
+            _("No live worker serves its queue %(queue)s and its handler %(handler)s.")
+            % {"queue": job.queue, "handler": job.handler}
+        )
+    return found
+
+
+def executions_left(job: Any) -> int:
+    return int(job.max_attempts + job.granted_attempts - job.attempt_count)

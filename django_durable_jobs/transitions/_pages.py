@@ -1,0 +1,81 @@
+"""Bounded passes, page by page: rows that somebody has locked are passed over, poison isolated."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from django.db import DatabaseError, connections, transaction
+
+from ..dialects import dialect_for
+from ..dialects.base import JOBS
+
+logger = logging.getLogger("django_durable_jobs")
+
+PAGE = 500
+
+
+class PageWork(Protocol):
+    """Move the locked jobs ``ids`` at the instant ``now``; give the ids that were moved."""
+
+    def __call__(self, ids: list[int], now: int) -> list[int]: ...
+
+
+def each_page(
+    alias: str,
+    condition: str,
+    params: Sequence[Any],
+    work: PageWork,
+    *,
+    order: str = "j.id",
+) -> int:
+    """Do ``work(ids, now)`` on locked pages of the jobs that meet a condition.
+
+    Each page is a transaction of our own. Work gives the ids of the rows that it moved, which
+    takes them out of the condition. The others are left out of the next pages, so that they
+    never hide them. Gives how many rows were moved.
+    """
+    dialect = dialect_for(alias)
+    total = 0
+    stuck: list[int] = []
+    while True:
+        left_out = f" AND j.id NOT IN ({', '.join(map(str, stuck))})" if stuck else ""
+        with dialect.own(alias):
+            page = dialect.lock_jobs(alias, condition + left_out, params, limit=PAGE, order=order)
+            ids = [row[0] for row in page]
+            now = max((row[1] for row in page), default=0)
+            moved = set(isolated(alias, ids, partial(work, now=now)) if page else ())
+        total += len(moved)
+        stuck += [one for one in ids if one not in moved]
+        if len(page) < PAGE:
+            return total
+
+
+def isolated(alias: str, ids: list[int], work: Callable[[list[int]], list[int]]) -> list[int]:
+    """Do ``work(ids)``; where the database refuses, halve until the refused rows stand alone."""
+    try:
+        with transaction.atomic(using=alias):
+            return work(ids)
+    except DatabaseError as error:
+        if dialect_for(alias).is_transient(error):
+            raise
+        if len(ids) == 1:
+            logger.exception("job %d cannot be moved and is passed over", ids[0])
+            return []
+    half = len(ids) // 2
+    return isolated(alias, ids[:half], work) + isolated(alias, ids[half:], work)
+
+
+def move(alias: str, ids: Sequence[int], assignments: str, source: str) -> list[int]:
+    """Set columns of the given jobs that still have the status ``source``; give their ids."""
+    given, params = dialect_for(alias).rows({"id": "bigint"}, [(one,) for one in ids])
+    with connections[alias].cursor() as cursor:
+        cursor.execute(
+            f"UPDATE {JOBS} SET {assignments}"
+            f" WHERE status = '{source}' AND id IN (SELECT g.id FROM ({given}) AS g)"
+            " RETURNING id",
+            params,
+        )
+        return [row[0] for row in cursor.fetchall()]

@@ -1,0 +1,77 @@
+"""Block what no live worker can run, and release what this one can (CONTRACT 2.3, 4.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .. import states
+from ..dialects import dialect_for
+from ..dialects.base import JOBS, Lane
+from ..instants import seconds_to_microseconds
+from ._lanes import lanes
+from ._pages import PAGE, each_page, move
+
+_IN_LANE = "j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
+_QUEUED_IN_LANE = f"{_IN_LANE} AND j.status = '{states.QUEUED}' AND NOT j.limit_waiting"
+_CLAIM_ORDER = "j.priority DESC, j.run_at, j.id"
+
+
+def block_lane(alias: str, lane: Lane, reason: str, *, patience: float) -> int:
+    """Block the jobs of a lane that have been due for ``patience`` seconds; give how many."""
+    delay = seconds_to_microseconds(patience)
+    condition = f"{_QUEUED_IN_LANE} AND j.run_at <= {dialect_for(alias).now()} - {delay}"
+    return _block(alias, lane, condition, reason)
+
+
+def block_unholdable(alias: str, runnable: Sequence[Lane]) -> int:
+    """Block jobs at the head of a lane whose timeout the lease cannot hold (CONTRACT 4.6)."""
+    holds = dialect_for(alias).longest_timeout()
+    if holds is None:
+        return 0
+    head = (
+        f"SELECT j.id, j.timeout FROM {JOBS} j WHERE {_QUEUED_IN_LANE}"
+        f" ORDER BY {_CLAIM_ORDER} LIMIT {PAGE}"
+    )
+    condition = f"j.id IN (SELECT h.id FROM ({head}) AS h WHERE h.timeout >= {holds})"
+    return sum(_block(alias, lane, condition, states.INVALID_POLICY) for lane in runnable)
+
+
+def _block(alias: str, lane: Lane, condition: str, reason: str) -> int:
+    if reason not in states.BLOCKED_REASONS:
+        raise ValueError(f"{reason!r} is no reason to block a job")
+    assignments = f"status = '{states.BLOCKED}', blocked_reason = '{reason}'"
+    return each_page(
+        alias,
+        condition,
+        _key(lane),
+        lambda ids, now: move(alias, ids, assignments, states.QUEUED),
+        order=_CLAIM_ORDER,
+    )
+
+
+def blocked_lanes(alias: str) -> list[Lane]:
+    """Give the lanes that hold blocked jobs; takes no lock."""
+    return lanes(alias, f"n.status = '{states.BLOCKED}'")
+
+
+def release_lane(alias: str, lane: Lane) -> int:
+    """Release the blocked jobs of a lane that this worker can run; give how many.
+
+    Not those of a corrupt payload, nor of a policy that still cannot hold here.
+    """
+    holds = dialect_for(alias).longest_timeout()
+    condition = (
+        f"{_IN_LANE} AND j.status = '{states.BLOCKED}'"
+        f" AND j.blocked_reason <> '{states.CORRUPT_PAYLOAD}'"
+        + ("" if holds is None else f" AND j.timeout < {holds}")
+    )
+
+    def release(ids: Sequence[int], now: int) -> list[int]:
+        status = f"CASE WHEN run_at <= {now} THEN '{states.QUEUED}' ELSE '{states.SCHEDULED}' END"
+        return move(alias, ids, f"status = {status}, blocked_reason = NULL", states.BLOCKED)
+
+    return each_page(alias, condition, _key(lane), release)
+
+
+def _key(lane: Lane) -> tuple[str, str, int, str]:
+    return (lane.queue, lane.handler, lane.version, lane.fingerprint)

@@ -1,0 +1,67 @@
+"""The last writes of a worker: claims given back, stuck handlers ended (CONTRACT 4.7)."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from .. import states
+from ..transitions.claims import give_back
+from ..transitions.outcomes import Outcome, finish
+from . import connections
+from .held import Held
+from .supervised import backoff, is_transient
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+
+def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
+    """Undo the claims whose handlers never began; try again until that monotonic time.
+
+    Rows that somebody has locked are waited for, after the others are written.
+    """
+    holders = [(held.job.id, held.job.token) for held in unbegun]
+    failures = 0
+    wait = False
+    while holders:
+        try:
+            given = give_back(alias, holders, wait=wait)
+        except Exception as error:
+            failures += 1
+            if not is_transient(alias, error):
+                logger.exception("giving claims back failed")
+            connections.clean()
+            if time.monotonic() > until:
+                logger.warning("%d claims are left to their leases", len(holders))
+                return
+            time.sleep(backoff(failures))
+            continue
+        # Having waited, what is missing is not ours any more.
+        holders = [] if wait else [one for one in holders if one[0] not in given]
+        wait = True
+
+
+def end_stuck(alias: str, stuck: list[Held]) -> None:
+    """Requeue what runs on, for a process that exits at once after it: nothing waits for a lease.
+
+    A handler's own open transaction that holds its job's row cannot be passed: the lease then.
+    """
+    outcomes = [_stopped(held) for held in stuck]
+    try:
+        report = finish(alias, outcomes)
+        finish(alias, report.busy, wait=True)
+    except Exception as error:
+        connections.clean()
+        logger.warning("stuck handlers keep their leases: %s", type(error).__name__)
+
+
+def _stopped(held: Held) -> Outcome:
+    return Outcome(
+        job=held.job.id,
+        token=held.job.token,
+        status=states.INTERRUPTED,
+        outcome=states.STOPPED,
+        final_status=states.INTERRUPTED,
+        stopped_by_worker=True,
+        error_category=states.STOPPED_CATEGORY,
+    )
