@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import models
 
+from .conf import settings
+
 if TYPE_CHECKING:
     from .models import Job
     from .submission import JobSubmission
@@ -22,7 +24,11 @@ class JobQuerySet(models.QuerySet["Job"]):
 
 
 class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
-    """``Job.objects``."""
+    """``Job.objects``, on ``DURABLE_JOBS["DATABASE"]`` unless told otherwise (CONTRACT 7.5)."""
+
+    def get_queryset(self) -> JobQuerySet:
+        alias = self._db or settings.DATABASE
+        return JobQuerySet(model=self.model, using=alias, hints=self._hints)
 
     def stage(
         self, handler: Any, payload: Any = None, *, using: str | None = None, **options: Any

@@ -20,7 +20,8 @@ from django_durable_jobs.clock import host_now
 from django_durable_jobs.dialects.base import ATTEMPTS, JOBS, Lane
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
-from django_durable_jobs.transitions import claims, leases, maintenance, recovery
+from django_durable_jobs.submission import scope_digest
+from django_durable_jobs.transitions import blocking, claims, leases, maintenance, recovery
 
 pytestmark = pytest.mark.django_db
 
@@ -52,7 +53,7 @@ def insert(count: int, *, lane: Lane = LANE, **columns: str) -> None:
     """Insert jobs by one statement; ``columns`` are SQL over ``n``, the row's number."""
     values = {
         "scope": "''",
-        "scope_hash": "'s'",
+        "scope_hash": f"'{scope_digest('')}'",
         "job_id": f"'{columns['status'][1:-1]}-{lane.queue}-{lane.handler}-' || n",
         "handler": f"'{lane.handler}'",
         "handler_version": str(lane.version),
@@ -92,6 +93,8 @@ def fill() -> None:
     insert(ROWS, status="'queued'")
     for lane in SIDE_LANES:
         insert(200, lane=lane, status="'queued'")
+    for lane in SIDE_LANES:
+        insert(DUE, lane=lane, status="'blocked'", blocked_reason="'unknown_handler'")
     held = {"lease_token": "'t' || n", "attempt_count": "1"}
     insert(500, status="'running'", lease_expires_at=f"{now + HOUR}", **held)
     expired = {"lease_token": "'x' || n", "attempt_count": "1"}
@@ -196,6 +199,14 @@ def lanes() -> None:
     assert set(claims.queued_lanes("default")) == {LANE, *SIDE_LANES}
 
 
+def blocked_lanes() -> None:
+    assert set(blocking.blocked_lanes("default")) == set(SIDE_LANES)
+
+
+def release() -> None:
+    assert blocking.release_lane("default", SIDE_LANES[0]) == DUE
+
+
 def waiting() -> None:
     found = maintenance.waiting("default")
     assert (found.promote, found.recover, found.exhaust) == (True, True, False)
@@ -236,6 +247,8 @@ WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (lanes, ("durable_job_claim",)),
     (lambda: claim(LANE), ("durable_job_claim",)),
     (lambda: claim(LANE, *SIDE_LANES), ("durable_job_claim",)),
+    (blocked_lanes, ("durable_job_blocked",)),
+    (release, ("durable_job_blocked",)),
     (waiting, ("durable_job_promote", "durable_job_running", "durable_job_exhausted")),
     (promote, ("durable_job_promote",)),
     (recover, ("durable_job_running",)),
@@ -244,8 +257,8 @@ WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (cancel_requests, ()),
     (submit_again, ()),
 ]
-NAMES = ["lanes", "claim", "claim of four lanes", "waiting", "promote", "recover", "exhaust"]
-NAMES += ["renew", "cancel requests", "submit again"]
+NAMES = ["lanes", "claim", "claim of four lanes", "blocked lanes", "release", "waiting"]
+NAMES += ["promote", "recover", "exhaust", "renew", "cancel requests", "submit again"]
 # A whole table read, as either database says it.
 FULL_SCAN = re.compile(
     rf"Seq Scan on (?:{JOBS}|{ATTEMPTS})\b|^SCAN (?:{JOBS}|{ATTEMPTS}|[ajn])$", re.MULTILINE

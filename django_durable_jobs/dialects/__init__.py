@@ -36,15 +36,15 @@ def dialect_for(alias: str) -> Dialect:
 
 def version_problems(alias: str) -> list[str]:
     """Say that the database is too old; told by its driver, without a connection (4.1)."""
-    connection = connections[alias]
-    if connection.vendor != "sqlite":
+    if connections[alias].vendor != "sqlite":
         return []
-    version: tuple[int, ...] = connection.Database.sqlite_version_info
-    if version >= _OLDEST_SQLITE:
+    import sqlite3
+
+    if sqlite3.sqlite_version_info >= _OLDEST_SQLITE:
         return []
     return [
         f"Durable jobs need SQLite {_shown(_OLDEST_SQLITE)} or later, and this Python brings"
-        f" {_shown(version)}: use a newer Python or SQLite library."
+        f" {_shown(sqlite3.sqlite_version_info)}: use a newer Python or SQLite library."
     ]
 
 

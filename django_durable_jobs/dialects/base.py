@@ -21,6 +21,7 @@ ATTEMPTS = "django_durable_jobs_jobattempt"
 PAUSES = "django_durable_jobs_queuepause"
 
 Row = tuple[Any, ...]
+Params = Sequence[Any] | Mapping[str, Any]
 T = TypeVar("T")
 
 TRIES = 6
@@ -76,15 +77,15 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def run(
-        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+        self, alias: str, sql: str, params: Params = (), *, lock_timeout: float | None = None
     ) -> list[Row]:
         """Run one statement in a transaction of our own and give its rows."""
 
     @abc.abstractmethod
     def rows(
         self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
-    ) -> tuple[str, list[Any]]:
-        """Give a SELECT over the given values, in their order, and its parameters."""
+    ) -> tuple[str, dict[str, Any]]:
+        """Give a SELECT over the given values, in their order, and its named parameters."""
 
     @abc.abstractmethod
     def fenced(
@@ -113,8 +114,12 @@ class Dialect(abc.ABC):
         worker: str,
         lease: int,
         columns: Sequence[str],
+        among: str = "",
     ) -> list[Row]:
-        """Claim up to ``limit`` jobs of the lanes in the order of 4.1; give their columns."""
+        """Claim up to ``limit`` jobs of the lanes in the order of 4.1; give their columns.
+
+        ``among`` is a further condition over the job row ``j``.
+        """
 
     @abc.abstractmethod
     def insert_jobs(
@@ -127,7 +132,7 @@ class Dialect(abc.ABC):
         self,
         alias: str,
         condition: str,
-        params: Sequence[Any] = (),
+        params: Params = (),
         *,
         limit: int,
         order: str = "j.id",
@@ -136,6 +141,10 @@ class Dialect(abc.ABC):
 
         Gives ``(id, now)``; must run inside ``own``. The condition is checked on the locked row.
         """
+
+    def claimable(self, row: str) -> str:
+        """Give the condition of the claim's index over a job row, in words that match it."""
+        return f"{row}.status = 'queued' AND NOT {row}.limit_waiting"
 
     def longest_timeout(self) -> float | None:
         """Give the seconds that a job's timeout must stay below, None for no such limit (4.6)."""
@@ -180,6 +189,44 @@ class Dialect(abc.ABC):
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**number))  # noqa: S311 (only jitter)
         raise AssertionError("unreachable")
+
+
+def lane_params(lanes: Sequence[Lane]) -> dict[str, Any]:
+    """Give the parameters that ``in_lane`` names, numbered from 0."""
+    params: dict[str, Any] = {}
+    for number, lane in enumerate(lanes):
+        params[f"queue{number}"] = lane.queue
+        params[f"handler{number}"] = lane.handler
+        params[f"version{number}"] = lane.version
+        params[f"fingerprint{number}"] = lane.fingerprint
+    return params
+
+
+def in_lane(number: int = 0) -> str:
+    """Give the condition that ``j`` is of the lane with that number in ``lane_params``."""
+    return (
+        f"j.queue = %(queue{number})s AND j.handler = %(handler{number})s"
+        f" AND j.handler_version = %(version{number})s"
+        f" AND j.fingerprint = %(fingerprint{number})s"
+    )
+
+
+def insert_one(
+    columns: Mapping[str, str], now: str, values: Sequence[Any]
+) -> tuple[str, dict[str, Any]]:
+    """Insert a single job: the same as the bulk statements, planned and bound for one row."""
+    params = dict(zip(columns, values, strict=True))
+    at = "CAST(%(initial_run_at)s AS bigint)"
+    sql = (
+        f"INSERT INTO {JOBS} (created_at, run_at, status, {', '.join(columns)}, attempt_count,"
+        " granted_attempts, limit_waiting, progress, progress_message)"
+        f" SELECT t.now, coalesce({at}, t.now),"
+        f" CASE WHEN {at} > t.now THEN 'scheduled' ELSE 'queued' END,"
+        f" {', '.join(f'%({name})s' for name in columns)}, 0, 0, false, 0, ''"
+        f" FROM (SELECT {now} AS now) AS t WHERE true ON CONFLICT DO NOTHING"
+        " RETURNING id, scope_hash, job_id, created_at, run_at, status"
+    )
+    return sql, params
 
 
 def lock_timeout_ms(seconds: float | None) -> int:

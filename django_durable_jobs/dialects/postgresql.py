@@ -20,7 +20,11 @@ from .base import (
     Dialect,
     FencedMove,
     Lane,
+    Params,
     Row,
+    in_lane,
+    insert_one,
+    lane_params,
     lock_timeout_ms,
     refuse_open_transaction,
 )
@@ -30,6 +34,10 @@ _LOCK_NOT_AVAILABLE = "55P03"
 # Class 08: connection; 57P01..57P05: shut down, crash, starting up; 53300: too many connections;
 # 25006: a failover left us on a read-only server.
 _TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "53300", "25006"})
+
+# What an UPDATE takes that changes no key. FOR UPDATE would also wait for (or pass over) rows
+# that a foreign key of the host locks: a long transaction that references a job would lose it.
+_ROW_LOCK = " FOR NO KEY UPDATE"
 
 _LOCKED_COLUMNS = (
     "status",
@@ -77,13 +85,11 @@ class PostgreSQL(Dialect):
             yield
 
     def run(
-        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+        self, alias: str, sql: str, params: Params = (), *, lock_timeout: float | None = None
     ) -> list[Row]:
         return self.retried(lambda: self._run(alias, sql, params, lock_timeout))
 
-    def _run(
-        self, alias: str, sql: str, params: Sequence[Any], lock_timeout: float | None
-    ) -> list[Row]:
+    def _run(self, alias: str, sql: str, params: Params, lock_timeout: float | None) -> list[Row]:
         connection = connections[alias]
         refuse_open_transaction(alias)
         if in_test_wrapper(connection) or not _sends_whole_scripts(connection):
@@ -106,13 +112,12 @@ class PostgreSQL(Dialect):
 
     def rows(
         self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
-    ) -> tuple[str, list[Any]]:
-        arrays = ", ".join(f"%s::{kind}[]" for kind in columns.values())
-        names = ", ".join(columns)
-        transposed = [list(column) for column in zip(*values, strict=True)]
+    ) -> tuple[str, dict[str, Any]]:
+        arrays = ", ".join(f"%(given_{name})s::{kind}[]" for name, kind in columns.items())
+        transposed = [list(column) for column in zip(*values, strict=True)] or [[]] * len(columns)
         return (
-            f"SELECT * FROM unnest({arrays}) WITH ORDINALITY AS given({names}, ord)",
-            transposed or [[] for _ in columns],
+            f"SELECT * FROM unnest({arrays}) WITH ORDINALITY AS given({', '.join(columns)}, ord)",
+            {f"given_{name}": column for name, column in zip(columns, transposed, strict=True)},
         )
 
     def fenced(
@@ -142,21 +147,30 @@ class PostgreSQL(Dialect):
         worker: str,
         lease: int,
         columns: Sequence[str],
+        among: str = "",
     ) -> list[Row]:
         now = self.now()
-        lane = _lane_statement(now=now, limit=limit)
-        picks = " UNION ALL ".join(f"SELECT * FROM ({lane}) AS lane{n}" for n in range(len(lanes)))
+        claimable = self.claimable("j") + (f" AND {among}" if among else "")
+        each = [
+            _lane_statement(f"{in_lane(number)} AND {claimable}", now=now, limit=limit)
+            for number in range(len(lanes))
+        ]
+        picks = " UNION ALL ".join(
+            f"SELECT * FROM ({one}) AS lane{n}" for n, one in enumerate(each)
+        )
         sql = _claim_statement(picks, now=now, limit=limit, lease=lease, columns=columns)
-        params: list[Any] = []
-        for one in lanes:
-            params += [one.queue, one.handler, one.version, one.fingerprint]
-        return self.run(alias, sql, [*params, worker])
+        return self.run(alias, sql, {**lane_params(lanes), "worker": worker})
 
     def insert_jobs(
         self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
     ) -> list[Row]:
-        given, params = self.rows(columns, values)
-        sql = _insert_statement(list(columns), given, now=self.now())
+        sql: str
+        params: Params
+        if len(values) == 1:
+            sql, params = insert_one(columns, self.now(), values[0])
+        else:
+            given, params = self.rows(columns, values)
+            sql = _insert_statement(list(columns), given, now=self.now())
         if own:
             return self.run(alias, sql, params)
         with connections[alias].cursor() as cursor:
@@ -167,7 +181,7 @@ class PostgreSQL(Dialect):
         self,
         alias: str,
         condition: str,
-        params: Sequence[Any] = (),
+        params: Params = (),
         *,
         limit: int,
         order: str = "j.id",
@@ -175,14 +189,14 @@ class PostgreSQL(Dialect):
         with connections[alias].cursor() as cursor:
             cursor.execute(
                 f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
-                f" ORDER BY {order} LIMIT {int(limit)} FOR UPDATE OF j SKIP LOCKED)"
+                f" ORDER BY {order} LIMIT {int(limit)}{_ROW_LOCK} OF j SKIP LOCKED)"
                 f" SELECT id, {self.now()} FROM locked",
-                list(params),
+                params,
             )
             return list(cursor.fetchall())
 
     def for_update(self) -> str:
-        return " FOR UPDATE"
+        return _ROW_LOCK
 
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, InterfaceError):
@@ -236,7 +250,7 @@ def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> 
     return (
         f"WITH i AS ({given}),"
         f" locked AS MATERIALIZED (SELECT j.id, {locked}{extra} FROM {JOBS} j JOIN i ON j.id = i.id"
-        f" ORDER BY j.id FOR UPDATE OF j{skip}),"
+        f" ORDER BY j.id{_ROW_LOCK} OF j{skip}),"
         f" timed AS MATERIALIZED (SELECT locked.*, {now} AS now FROM locked),"
         " o AS MATERIALIZED (SELECT * FROM timed o WHERE o.status = 'running'"
         f" AND o.lease_token = o.token AND o.lease_expires_at > o.now{condition}),"
@@ -254,7 +268,7 @@ def _attempt_write(move: FencedMove, skip: str) -> str:
     found = (
         f" m AS MATERIALIZED (SELECT a.id, a.job_id FROM {ATTEMPTS} a JOIN o ON a.job_id = o.id"
         " AND a.token = o.token AND a.number = o.attempt_count AND a.status = 'running'"
-        f" FOR UPDATE OF a{skip}),"
+        f"{' FOR UPDATE' if move.delete_attempt else _ROW_LOCK} OF a{skip}),"
     )
     if move.delete_attempt:
         write = f"DELETE FROM {ATTEMPTS} a USING m WHERE a.id = m.id RETURNING a.job_id"
@@ -268,14 +282,12 @@ def _attempt_write(move: FencedMove, skip: str) -> str:
     return f"{found} a AS ({write}),"
 
 
-def _lane_statement(*, now: str, limit: int) -> str:
+def _lane_statement(condition: str, *, now: str, limit: int) -> str:
     return (
         f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j"
-        " WHERE j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
-        " AND j.status = 'queued' AND NOT j.limit_waiting"
-        f" AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
+        f" WHERE {condition} AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
         " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)} FOR UPDATE SKIP LOCKED"
+        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED"
     )
 
 
@@ -297,7 +309,7 @@ def _claim_statement(
         " progress = 0, progress_message = ''"
         f" FROM marked m WHERE j.id = m.id RETURNING {wanted}, m.now AS claimed_at),"
         f" opened AS (INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at,"
-        " progress) SELECT id, attempt_count, lease_token, %s, 'running', claimed_at, 0"
+        " progress) SELECT id, attempt_count, lease_token, %(worker)s, 'running', claimed_at, 0"
         " FROM claimed)"
         " SELECT * FROM claimed ORDER BY priority DESC, run_at, id"
     )

@@ -27,7 +27,11 @@ from .base import (
     Dialect,
     FencedMove,
     Lane,
+    Params,
     Row,
+    in_lane,
+    insert_one,
+    lane_params,
     lock_timeout_ms,
     refuse_open_transaction,
 )
@@ -37,6 +41,13 @@ _UNDECODED = {
     "payload": "CAST(payload AS BLOB)",
     "checkpoint": "CAST(checkpoint AS BLOB)",
 }
+
+# The instant is bound, never written out: else no statement's text would be the same twice,
+# and each would be prepared anew.
+NOW = "%(now)s"
+
+# A no-op update makes a transaction the writer, if it is not yet.
+TAKE_WRITER = f"UPDATE {JOBS} SET id = id WHERE id = -1"
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
@@ -107,25 +118,27 @@ class SQLite(Dialect):
             yield
 
     def run(
-        self, alias: str, sql: str, params: Sequence[Any] = (), *, lock_timeout: float | None = None
+        self, alias: str, sql: str, params: Params = (), *, lock_timeout: float | None = None
     ) -> list[Row]:
         with self.own(alias, lock_timeout=lock_timeout):
             return self._fetch(alias, sql, params)
 
-    def _fetch(self, alias: str, sql: str, params: Sequence[Any] = ()) -> list[Row]:
+    def _fetch(self, alias: str, sql: str, params: Params = ()) -> list[Row]:
         with connections[alias].cursor() as cursor:
-            cursor.execute(sql, list(params))
+            cursor.execute(sql, params)
             return list(cursor.fetchall())
 
     def rows(
         self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
-    ) -> tuple[str, list[Any]]:
+    ) -> tuple[str, dict[str, Any]]:
         picked = ", ".join(
             f"json_extract(given.value, '$[{index}]') AS {name}"
             for index, name in enumerate(columns)
         )
         text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
-        return f"SELECT {picked}, given.key AS ord FROM json_each(%s) AS given", [text]
+        return f"SELECT {picked}, given.key AS ord FROM json_each(%(given)s) AS given", {
+            "given": text
+        }
 
     def fenced(
         self,
@@ -138,21 +151,21 @@ class SQLite(Dialect):
         lock_timeout: float | None = None,
     ) -> list[Row]:
         if not own:
-            # A no-op update takes the write lock, if the caller's transaction has it not yet.
-            self._fetch(alias, f"UPDATE {JOBS} SET id = id WHERE id = -1 RETURNING id")
+            self._fetch(alias, TAKE_WRITER)
             return self._fenced(alias, move, values)
         with self.own(alias, lock_timeout=lock_timeout):
             return self._fenced(alias, move, values)
 
     def _fenced(self, alias: str, move: FencedMove, values: Sequence[Sequence[Any]]) -> list[Row]:
         given, params = self.rows(move.inputs, values)
-        owned = _owned(move, given, now=self.now())
+        params["now"] = host_now()
+        owned = _owned(move, given)
         if not move.touches_attempt:
             return self._fetch(alias, _job_write(move, owned, ""), params)
-        ids = self._fetch(alias, *_attempt_write(move, owned, params))
-        mine = json.dumps([row[0] for row in ids])
-        narrowed = " AND o.id IN (SELECT value FROM json_each(%s))"
-        return self._fetch(alias, _job_write(move, owned, narrowed), [*params, mine])
+        ids = self._fetch(alias, _attempt_write(move, owned), params)
+        params["mine"] = json.dumps([row[0] for row in ids])
+        narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"
+        return self._fetch(alias, _job_write(move, owned, narrowed), params)
 
     def claim(
         self,
@@ -163,50 +176,26 @@ class SQLite(Dialect):
         worker: str,
         lease: int,
         columns: Sequence[str],
+        among: str = "",
     ) -> list[Row]:
+        claimable = self.claimable("j") + (f" AND {among}" if among else "")
+        pick = _pick_statement([f"{in_lane(n)} AND {claimable}" for n in range(len(lanes))])
         with self.own(alias):
-            now = self.now()
-            ids = self._pick(alias, lanes, now=now, limit=limit, lease=lease)
+            params: dict[str, Any] = {
+                "now": host_now(),
+                "lease": lease,
+                "limit": limit,
+                "worker": worker,
+            }
+            ids = [row[0] for row in self._fetch(alias, pick, params | lane_params(lanes))]
             if not ids:
                 return []
-            picked = json.dumps(ids)
-            wanted = ", ".join(_UNDECODED.get(column, column) for column in columns)
-            claimed = self._fetch(
-                alias,
-                f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
-                f" lease_token = lower(hex(randomblob(16))),"
-                f" lease_expires_at = {now} + {int(lease)},"
-                " progress = 0, progress_message = ''"
-                " WHERE id IN (SELECT value FROM json_each(%s))"
-                f" RETURNING {wanted}, {now} AS claimed_at",
-                [picked],
-            )
-            self._fetch(
-                alias,
-                f"INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at,"
-                f" progress) SELECT id, attempt_count, lease_token, %s, 'running', {now}, 0"
-                f" FROM {JOBS} WHERE id IN (SELECT value FROM json_each(%s)) ORDER BY id"
-                " RETURNING id",
-                [worker, picked],
-            )
+            params["picked"] = json.dumps(ids)
+            claimed = self._fetch(alias, _claim_statement(columns), params)
+            self._fetch(alias, _OPEN_ATTEMPTS, params)
         place = {job: number for number, job in enumerate(ids)}
         at = list(columns).index("id")
         return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
-
-    def _pick(
-        self, alias: str, lanes: Sequence[Lane], *, now: str, limit: int, lease: int
-    ) -> list[int]:
-        lane = _lane_statement(now=now, limit=limit, lease=lease)
-        picks = " UNION ALL ".join(f"SELECT * FROM ({lane})" for _ in lanes)
-        params: list[Any] = []
-        for one in lanes:
-            params += [one.queue, one.handler, one.version, one.fingerprint]
-        found = self._fetch(
-            alias,
-            f"SELECT id FROM ({picks}) ORDER BY priority DESC, run_at, id LIMIT {int(limit)}",
-            params,
-        )
-        return [row[0] for row in found]
 
     def insert_jobs(
         self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
@@ -214,14 +203,37 @@ class SQLite(Dialect):
         if own:
             with self.own(alias):
                 return self.insert_jobs(alias, columns, values, own=False)
-        given, params = self.rows(columns, values)
-        return self._fetch(alias, _insert_statement(list(columns), given, now=self.now()), params)
+        if len(values) == 1:
+            sql, params = insert_one(columns, NOW, values[0])
+            params["now"] = host_now()
+            return self._fetch(alias, sql, params)
+        return self._insert_many(alias, columns, values)
+
+    def _insert_many(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]]
+    ) -> list[Row]:
+        """Insert in the given order by one prepared statement, then read what was inserted.
+
+        AUTOINCREMENT numbers only grow, and we hold the only writer, so the new rows are those
+        above the last number before. A write comes first: a read would keep a transaction of
+        the caller from becoming the writer once another has written.
+        """
+        with connections[alias].cursor() as cursor:
+            cursor.execute(TAKE_WRITER)
+            now = host_now()
+            cursor.execute("SELECT seq FROM sqlite_sequence WHERE name = %s", [JOBS])
+            last = (cursor.fetchone() or (0,))[0]
+            at = list(columns).index("initial_run_at")
+            rows = [_with_instants(row, row[at], now) for row in values]
+            cursor.executemany(_insert_statement(list(columns)), rows)
+            cursor.execute(_INSERTED_AFTER, [last])
+            return list(cursor.fetchall())
 
     def lock_jobs(
         self,
         alias: str,
         condition: str,
-        params: Sequence[Any] = (),
+        params: Params = (),
         *,
         limit: int,
         order: str = "j.id",
@@ -236,6 +248,11 @@ class SQLite(Dialect):
     def longest_timeout(self) -> float | None:
         # One writer: a renewal may fail while a handler writes, so the lease must outlast it.
         return float(settings.LEASE_SECONDS)
+
+    def claimable(self, row: str) -> str:
+        # A partial index serves only where its very words stand, and Django wrote "NOT"
+        # into this one before 6.1, "= 0" since.
+        return f"{super().claimable(row)} AND {row}.limit_waiting = 0"
 
     def for_update(self) -> str:
         return ""
@@ -291,35 +308,33 @@ def _decoded(row: Row) -> Row:
     )
 
 
-def _owned(move: FencedMove, given: str, *, now: str) -> str:
+def _owned(move: FencedMove, given: str) -> str:
     """The job rows that the given tokens hold at ``now``, which was read under the write lock."""
     extra = "".join(f", i.{name}" for name in move.inputs if name != "id")
     condition = f" WHERE {move.condition}" if move.condition else ""
     return (
         f"SELECT * FROM (SELECT j.id, j.status, j.lease_token, j.lease_expires_at, j.attempt_count,"
         " j.max_attempts, j.granted_attempts, j.retry_on_interrupt, j.cancel_requested_at,"
-        f" j.progress, j.run_at{extra}, {now} AS now FROM ({given}) AS i JOIN {JOBS} j"
+        f" j.progress, j.run_at{extra}, {NOW} AS now FROM ({given}) AS i JOIN {JOBS} j"
         " ON j.id = i.id WHERE j.status = 'running' AND j.lease_token = i.token"
-        f" AND j.lease_expires_at > {now}) AS o{condition}"
+        f" AND j.lease_expires_at > {NOW}) AS o{condition}"
     )
 
 
-def _attempt_write(move: FencedMove, owned: str, params: list[Any]) -> tuple[str, list[Any]]:
+def _attempt_write(move: FencedMove, owned: str) -> str:
     match = "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count"
     open_ = "a.status = 'running'"
     if move.delete_attempt:
         return (
             f"DELETE FROM {ATTEMPTS} AS a WHERE {open_} AND a.id IN"
-            f" (SELECT a.id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match}) RETURNING job_id",
-            params,
+            f" (SELECT a.id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match}) RETURNING job_id"
         )
     if move.attempt_set:
         return (
             f"UPDATE {ATTEMPTS} AS a SET {_assignments(move.attempt_set)} FROM ({owned}) AS o"
-            f" WHERE {match} AND {open_} RETURNING job_id",
-            params,
+            f" WHERE {match} AND {open_} RETURNING job_id"
         )
-    return f"SELECT a.job_id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match} AND {open_}", params
+    return f"SELECT a.job_id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match} AND {open_}"
 
 
 def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
@@ -330,27 +345,55 @@ def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
     )
 
 
-def _lane_statement(*, now: str, limit: int, lease: int) -> str:
+def _pick_statement(lanes: Sequence[str]) -> str:
+    picks = " UNION ALL ".join(f"SELECT * FROM ({_lane_statement(lane)})" for lane in lanes)
+    return f"SELECT id FROM ({picks}) ORDER BY priority DESC, run_at, id LIMIT %(limit)s"
+
+
+def _lane_statement(condition: str) -> str:
     """One lane in the claim's order; a job whose timeout its lease cannot hold is left (4.6)."""
     return (
-        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j"
-        " WHERE j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
-        " AND j.status = 'queued' AND NOT j.limit_waiting"
-        f" AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
+        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j WHERE {condition}"
+        f" AND j.run_at <= {NOW} AND j.cancel_requested_at IS NULL"
         " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-        f" AND j.timeout * 1000000 < {int(lease)}"
-        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}"
+        " AND j.timeout * 1000000 < %(lease)s"
+        " ORDER BY j.priority DESC, j.run_at, j.id LIMIT %(limit)s"
     )
 
 
-def _insert_statement(columns: list[str], given: str, *, now: str) -> str:
-    """Insert in the given order. ``WHERE true`` keeps ON CONFLICT from reading as a join."""
+def _claim_statement(columns: Sequence[str]) -> str:
+    wanted = ", ".join(_UNDECODED.get(column, column) for column in columns)
+    return (
+        f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
+        f" lease_token = lower(hex(randomblob(16))), lease_expires_at = {NOW} + %(lease)s,"
+        " progress = 0, progress_message = ''"
+        " WHERE id IN (SELECT value FROM json_each(%(picked)s))"
+        f" RETURNING {wanted}, {NOW} AS claimed_at"
+    )
+
+
+_OPEN_ATTEMPTS = (
+    f"INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at, progress)"
+    f" SELECT id, attempt_count, lease_token, %(worker)s, 'running', {NOW}, 0"
+    f" FROM {JOBS} WHERE id IN (SELECT value FROM json_each(%(picked)s)) ORDER BY id"
+)
+
+_INSERTED_AFTER = (
+    f"SELECT id, scope_hash, job_id, created_at, run_at, status FROM {JOBS} WHERE id > %s"
+)
+
+
+def _insert_statement(columns: list[str]) -> str:
     return (
         f"INSERT INTO {JOBS} (created_at, run_at, status, {', '.join(columns)}, attempt_count,"
         " granted_attempts, limit_waiting, progress, progress_message)"
-        f" SELECT {now}, coalesce(n.initial_run_at, {now}),"
-        f" CASE WHEN n.initial_run_at > {now} THEN 'scheduled' ELSE 'queued' END,"
-        f" {', '.join('n.' + column for column in columns)}, 0, 0, 0, 0, ''"
-        f" FROM ({given}) AS n WHERE true ORDER BY n.ord ON CONFLICT DO NOTHING"
-        " RETURNING id, scope_hash, job_id, created_at, run_at, status"
+        f" VALUES (%s, %s, %s, {', '.join('%s' for _ in columns)}, 0, 0, 0, 0, '')"
+        " ON CONFLICT DO NOTHING"
     )
+
+
+def _with_instants(row: Sequence[Any], run_at: int | None, now: int) -> tuple[Any, ...]:
+    """Put created_at, run_at and status before the columns of a row."""
+    if run_at is None:
+        return (now, now, "queued", *row)
+    return (now, run_at, "scheduled" if run_at > now else "queued", *row)

@@ -27,7 +27,8 @@ class Standing:
     """A token and its job as they read without a lock.
 
     ``owns``: this token, running, lease not expired. ``attempt_open``: its attempt row is
-    there. A row that a move missed although both hold is busy: somebody has it locked.
+    there, exactly as a move needs it. A row that a move missed although both hold is busy:
+    somebody has it locked.
     """
 
     owns: bool
@@ -51,7 +52,8 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
         f" AND j.lease_expires_at > {dialect.now()}, a.id IS NOT NULL,"
         f" j.cancel_requested_at IS NOT NULL, j.progress FROM ({given}) AS i"
         f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
-        f" AND a.token = i.token AND a.status = '{states.RUNNING}'"
+        f" AND a.token = i.token AND a.number = j.attempt_count"
+        f" AND a.status = '{states.RUNNING}'"
     )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql, params)
@@ -85,7 +87,8 @@ def fenced_by_handler(alias: str, move: FencedMove, values: Sequence[Any]) -> St
     if rows:
         return None
     standing = standings(alias, [(values[0], values[1])]).get(values[1], GONE)
-    if not standing.owns or not standing.attempt_open:
+    # (Who owns it and is refused by no condition of the move has raced: refused as well.)
+    if not standing.owns or not standing.attempt_open or not move.condition:
         raise LeaseLost("this attempt does not own its job any more; nothing was written")
     return standing
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 from django.db import DatabaseError, connections, transaction
 
 from ..dialects import dialect_for
-from ..dialects.base import JOBS
+from ..dialects.base import JOBS, Params, Row
 
 logger = logging.getLogger("django_durable_jobs")
 
@@ -26,29 +26,33 @@ class PageWork(Protocol):
 def each_page(
     alias: str,
     condition: str,
-    params: Sequence[Any],
+    params: Params,
     work: PageWork,
     *,
     order: str = "j.id",
 ) -> int:
     """Do ``work(ids, now)`` on locked pages of the jobs that meet a condition.
 
-    Each page is a transaction of our own. Work gives the ids of the rows that it moved, which
-    takes them out of the condition. The others are left out of the next pages, so that they
-    never hide them. Gives how many rows were moved.
+    Each page is a transaction of our own, done again if it fell victim to another one. Work
+    gives the ids of the rows that it moved, which takes them out of the condition. The others
+    are left out of the next pages, so that they never hide them. Gives how many rows were moved.
     """
     dialect = dialect_for(alias)
+
+    def one_page(condition: str) -> tuple[list[Row], set[int]]:
+        with dialect.own(alias):
+            page = dialect.lock_jobs(alias, condition, params, limit=PAGE, order=order)
+            ids = [row[0] for row in page]
+            now = max((row[1] for row in page), default=0)
+            return page, set(isolated(alias, ids, partial(work, now=now)) if page else ())
+
     total = 0
     stuck: list[int] = []
     while True:
         left_out = f" AND j.id NOT IN ({', '.join(map(str, stuck))})" if stuck else ""
-        with dialect.own(alias):
-            page = dialect.lock_jobs(alias, condition + left_out, params, limit=PAGE, order=order)
-            ids = [row[0] for row in page]
-            now = max((row[1] for row in page), default=0)
-            moved = set(isolated(alias, ids, partial(work, now=now)) if page else ())
+        page, moved = dialect.retried(partial(one_page, condition + left_out))
         total += len(moved)
-        stuck += [one for one in ids if one not in moved]
+        stuck += [row[0] for row in page if row[0] not in moved]
         if len(page) < PAGE:
             return total
 

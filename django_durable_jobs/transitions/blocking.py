@@ -6,30 +6,31 @@ from collections.abc import Sequence
 
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import JOBS, Lane
+from ..dialects.base import JOBS, Lane, in_lane, lane_params
 from ..instants import seconds_to_microseconds
 from ._lanes import lanes
 from ._pages import PAGE, each_page, move
 
-_IN_LANE = "j.queue = %s AND j.handler = %s AND j.handler_version = %s AND j.fingerprint = %s"
-_QUEUED_IN_LANE = f"{_IN_LANE} AND j.status = '{states.QUEUED}' AND NOT j.limit_waiting"
+_IN_LANE = in_lane()
 _CLAIM_ORDER = "j.priority DESC, j.run_at, j.id"
 
 
 def block_lane(alias: str, lane: Lane, reason: str, *, patience: float) -> int:
     """Block the jobs of a lane that have been due for ``patience`` seconds; give how many."""
     delay = seconds_to_microseconds(patience)
-    condition = f"{_QUEUED_IN_LANE} AND j.run_at <= {dialect_for(alias).now()} - {delay}"
+    dialect = dialect_for(alias)
+    condition = f"{_IN_LANE} AND {dialect.claimable('j')} AND j.run_at <= {dialect.now()} - {delay}"
     return _block(alias, lane, condition, reason)
 
 
 def block_unholdable(alias: str, runnable: Sequence[Lane]) -> int:
     """Block jobs at the head of a lane whose timeout the lease cannot hold (CONTRACT 4.6)."""
-    holds = dialect_for(alias).longest_timeout()
+    dialect = dialect_for(alias)
+    holds = dialect.longest_timeout()
     if holds is None:
         return 0
     head = (
-        f"SELECT j.id, j.timeout FROM {JOBS} j WHERE {_QUEUED_IN_LANE}"
+        f"SELECT j.id, j.timeout FROM {JOBS} j WHERE {_IN_LANE} AND {dialect.claimable('j')}"
         f" ORDER BY {_CLAIM_ORDER} LIMIT {PAGE}"
     )
     condition = f"j.id IN (SELECT h.id FROM ({head}) AS h WHERE h.timeout >= {holds})"
@@ -43,7 +44,7 @@ def _block(alias: str, lane: Lane, condition: str, reason: str) -> int:
     return each_page(
         alias,
         condition,
-        _key(lane),
+        lane_params([lane]),
         lambda ids, now: move(alias, ids, assignments, states.QUEUED),
         order=_CLAIM_ORDER,
     )
@@ -70,8 +71,4 @@ def release_lane(alias: str, lane: Lane) -> int:
         status = f"CASE WHEN run_at <= {now} THEN '{states.QUEUED}' ELSE '{states.SCHEDULED}' END"
         return move(alias, ids, f"status = {status}, blocked_reason = NULL", states.BLOCKED)
 
-    return each_page(alias, condition, _key(lane), release)
-
-
-def _key(lane: Lane) -> tuple[str, str, int, str]:
-    return (lane.queue, lane.handler, lane.version, lane.fingerprint)
+    return each_page(alias, condition, lane_params([lane]), release)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import DatabaseError, connections
+
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import PAUSES, FencedMove, Lane
+from ..dialects.base import JOBS, PAUSES, FencedMove, Lane, in_lane, lane_params
 from ..instants import seconds_to_microseconds
 from ._fence import ID_AND_TOKEN, NO_LEASE, fenced
 from ._lanes import lanes
+from ._pages import PAGE
+
+logger = logging.getLogger("django_durable_jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ def queued_lanes(alias: str) -> list[Lane]:
     """Give the lanes that hold queued jobs now, paused queues left out; takes no lock."""
     return lanes(
         alias,
-        f"n.status = '{states.QUEUED}' AND NOT n.limit_waiting",
+        dialect_for(alias).claimable("n"),
         f"x.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
     )
 
@@ -77,19 +84,88 @@ def claim(
 ) -> list[ClaimedJob]:
     """Claim up to ``limit`` jobs in the order of CONTRACT 4.1, all or nothing (3.1).
 
-    Each gets a new random token, its attempt row and a lease; one execution is used up.
+    Each gets a new random token, its attempt row and a lease; one execution is used up. A job
+    that the database refuses to change (damaged) is passed over for a while; its error is
+    raised only where nothing else could be claimed.
     """
     if limit < 1 or not wanted:
         return []
-    rows = dialect_for(alias).claim(
-        alias,
-        wanted,
-        limit=limit,
-        worker=worker,
-        lease=seconds_to_microseconds(lease_seconds),
-        columns=_COLUMNS,
+
+    def attempt(limit: int, among: str) -> list[ClaimedJob]:
+        rows = dialect_for(alias).claim(
+            alias,
+            wanted,
+            limit=limit,
+            worker=worker,
+            lease=seconds_to_microseconds(lease_seconds),
+            columns=_COLUMNS,
+            among=among,
+        )
+        return [ClaimedJob(*row) for row in rows]
+
+    try:
+        return attempt(limit, _left_out(_refused_now(alias)))
+    except DatabaseError as error:
+        if dialect_for(alias).is_transient(error):
+            raise
+        claimed = _one_by_one(alias, wanted, limit, attempt)
+        if not claimed:
+            raise
+        return claimed
+
+
+REFUSED_SECONDS = 30.0
+# Jobs whose claim was refused by the database, and until when this process leaves them out.
+_refused: dict[tuple[str, int], float] = {}
+
+
+def _refused_now(alias: str) -> list[int]:
+    if not _refused:
+        return []
+    now = time.monotonic()
+    for key in [key for key, until in list(_refused.items()) if until <= now]:
+        _refused.pop(key, None)
+    return [job for name, job in list(_refused) if name == alias]
+
+
+def _left_out(ids: Collection[int]) -> str:
+    return f"j.id NOT IN ({', '.join(map(str, ids))})" if ids else ""
+
+
+def _one_by_one(
+    alias: str,
+    wanted: Sequence[Lane],
+    limit: int,
+    attempt: Callable[[int, str], list[ClaimedJob]],
+) -> list[ClaimedJob]:
+    """Claim each job alone, so that those which the database refuses hold up no other."""
+    claimed: list[ClaimedJob] = []
+    for job in _claimable(alias, wanted, limit + PAGE):
+        if len(claimed) == limit:
+            break
+        try:
+            claimed += attempt(1, f"j.id = {job}")
+        except DatabaseError as error:
+            if dialect_for(alias).is_transient(error):
+                break
+            _refused[alias, job] = time.monotonic() + REFUSED_SECONDS
+            logger.exception("job %d cannot be claimed and is passed over", job)
+    return claimed
+
+
+def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:
+    """Read, without a lock, the next jobs of the claim's order."""
+    dialect = dialect_for(alias)
+    in_lanes = " OR ".join(f"({in_lane(number)})" for number in range(len(wanted)))
+    left_out = _left_out(_refused_now(alias))
+    sql = (
+        f"SELECT j.id FROM {JOBS} j WHERE ({in_lanes}) AND {dialect.claimable('j')}"
+        f" AND j.run_at <= {dialect.now()}{left_out and ' AND ' + left_out}"
+        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {limit}"
     )
-    return [ClaimedJob(*row) for row in rows]
+    with connections[alias].cursor() as cursor:
+        cursor.execute(sql, lane_params(wanted))
+        return [row[0] for row in cursor.fetchall()]
 
 
 _CANCELLED = "o.cancel_requested_at IS NOT NULL"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from django.db import IntegrityError, connections, transaction
 from django.db.models import F
@@ -13,13 +12,22 @@ from django.db.models.functions import Coalesce
 from .. import states
 from ..conf import settings
 from ..dialects import dialect_for
-from ..dialects.base import JOBS
+from ..dialects.base import JOBS, TRIES
 from ..doors import HOLDS_KEY
 from ..exceptions import AttemptsExhausted, InvalidTransition
 from ..models import Job
 from ..transactions import in_callers_transaction
 
 T = TypeVar("T")
+# No move decides by these, they may be big, and on SQLite undecodable text would fail the read.
+_CONTENT = (
+    "payload",
+    "checkpoint",
+    "result",
+    "progress_message",
+    "error_summary",
+    "error_traceback",
+)
 
 
 def alias_of(job: Job) -> str:
@@ -60,7 +68,7 @@ def lock(alias: str, job: Job) -> tuple[Job, int]:
             cursor.execute(f"UPDATE {JOBS} SET id = id WHERE id = %s", [job.pk])
         cursor.execute(f"SELECT {dialect.now()}")
         now = cursor.fetchone()[0]
-    return Job.objects.using(alias).get(pk=job.pk), now
+    return Job.objects.using(alias).defer(*_CONTENT).get(pk=job.pk), now
 
 
 def request_cancel(job: Job) -> str:
@@ -106,20 +114,21 @@ def _retry(alias: str, row: Job, now: int, extra: int) -> None:
             f"job {row.job_id} has used its {row.attempt_count} executions:"
             " grant more with retry(extra_attempts=1)."
         )
-    with _key_free(alias, row, "retry"):
-        Job.objects.using(alias).filter(pk=row.pk, status__in=sources).update(
-            status=states.QUEUED,
-            run_at=now,
-            granted_attempts=F("granted_attempts") + extra,
-            finished_at=None,
-            cancel_requested_at=None,
-            progress=0,
-            progress_message="",
-            result=None,
-            error_category=None,
-            error_summary=None,
-            error_traceback=None,
-        )
+    changes: dict[str, Any] = {
+        "status": states.QUEUED,
+        "run_at": now,
+        "granted_attempts": F("granted_attempts") + extra,
+        "finished_at": None,
+        "cancel_requested_at": None,
+        "progress": 0,
+        "progress_message": "",
+        "result": None,
+        "error_category": None,
+        "error_summary": None,
+        "error_traceback": None,
+    }
+    jobs = Job.objects.using(alias).filter(pk=row.pk, status__in=sources)
+    _take_key(alias, row, "retry", lambda: jobs.update(**changes))
 
 
 def release(job: Job) -> str:
@@ -135,10 +144,8 @@ def _release(alias: str, row: Job, now: int) -> str:
         raise _wrong_status("release", row)
     due = Job.objects.using(alias).filter(pk=row.pk, run_at__lte=now).exists()
     status = states.QUEUED if due else states.SCHEDULED
-    with _key_free(alias, row, "release"):
-        Job.objects.using(alias).filter(pk=row.pk, status=states.BLOCKED).update(
-            status=status, blocked_reason=None
-        )
+    jobs = Job.objects.using(alias).filter(pk=row.pk, status=states.BLOCKED)
+    _take_key(alias, row, "release", lambda: jobs.update(status=status, blocked_reason=None))
     return status
 
 
@@ -149,19 +156,25 @@ def _wrong_status(move: str, row: Job) -> InvalidTransition:
     )
 
 
-@contextmanager
-def _key_free(alias: str, row: Job, move: str) -> Iterator[None]:
-    """Turn the refusal of the unique live key into a sentence that names the holder (1.5)."""
-    try:
-        with transaction.atomic(using=alias):
-            yield
-    except IntegrityError:
-        holder = _holder(alias, row)
-        if holder is None:
-            raise
-        raise InvalidTransition(
-            f"cannot {move} job {row.job_id}: its dedupe key is held by job {holder}."
-        ) from None
+def _take_key(alias: str, row: Job, move: str, write: Callable[[], object]) -> None:
+    """Make a write that takes the job's dedupe key again; if another holds it, name that (1.5).
+
+    A holder that ended between the refusal and the read holds it no more: tried again.
+    """
+    for number in range(1, TRIES + 1):
+        try:
+            with transaction.atomic(using=alias):
+                write()
+            return
+        except IntegrityError:
+            holder = _holder(alias, row)
+            if holder is None and number < TRIES:
+                continue
+            if holder is None:
+                raise
+            raise InvalidTransition(
+                f"cannot {move} job {row.job_id}: its dedupe key is held by job {holder}."
+            ) from None
 
 
 def _holder(alias: str, row: Job) -> str | None:

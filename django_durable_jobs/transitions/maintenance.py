@@ -27,23 +27,28 @@ class Waiting:
     release: bool
 
 
-def waiting(alias: str) -> Waiting:
+def waiting(alias: str, *, recover: bool = True) -> Waiting:
     """Ask, in one indexed query without a lock, which passes have work."""
     now = dialect_for(alias).now()
+    expired = (
+        f"EXISTS(SELECT 1 FROM {JOBS} WHERE status = '{states.RUNNING}'"
+        f" AND lease_token IS NOT NULL AND lease_expires_at <= {now})"
+        if recover
+        else "1 = 0"
+    )
     sql = (
         # The first of the order, not EXISTS: with nothing due that would read what is due later.
         f"SELECT (SELECT j.run_at FROM {JOBS} j WHERE j.status = '{states.SCHEDULED}'"
         f" ORDER BY j.run_at, j.id LIMIT 1) <= {now},"
-        f" EXISTS(SELECT 1 FROM {JOBS} WHERE status = '{states.RUNNING}'"
-        f" AND lease_token IS NOT NULL AND lease_expires_at <= {now}),"
+        f" {expired},"
         f" EXISTS(SELECT 1 FROM {JOBS} j WHERE {_EXHAUSTED}),"
         f" EXISTS(SELECT 1 FROM {JOBS} j WHERE j.status = '{states.BLOCKED}')"
     )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql)
-        promote, recover, exhaust, release = cursor.fetchone()
+        promote, dead, exhaust, release = cursor.fetchone()
     return Waiting(
-        promote=bool(promote), recover=bool(recover), exhaust=bool(exhaust), release=bool(release)
+        promote=bool(promote), recover=bool(dead), exhaust=bool(exhaust), release=bool(release)
     )
 
 

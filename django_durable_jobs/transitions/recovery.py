@@ -109,6 +109,8 @@ def recover(job: Job, token: str | None, *, requeue: bool | None = None) -> str:
     ``token`` must be the row's current one, None for a row without one; ``requeue`` overrides
     the job's stored ``retry_on_interrupt``. Gives the new status; ``InvalidTransition`` else.
     """
+    if requeue is not None and not isinstance(requeue, bool):
+        raise InvalidTransition("requeue must be True, False or None.")
     return operator_move(
         job, lambda alias, row, now: _recover_by_hand(alias, row, now, token, requeue)
     )

@@ -9,7 +9,7 @@ import time
 from functools import partial
 
 from ..conf import settings
-from ..transitions.claims import ClaimedJob, block_claimed, claim, queued_lanes
+from ..transitions.claims import ClaimedJob, block_claimed, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
 from . import connections
@@ -18,6 +18,7 @@ from .execution import Dispatch, context_for, execute, prepare
 from .finisher import Finisher
 from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
+from .lanes import FRESH_SECONDS, RunnableLanes
 from .options import WorkerOptions
 from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
@@ -26,6 +27,8 @@ from .slots import Slots
 from .supervised import Loop, backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
+
+RECOVERY_SECONDS = 5.0
 
 DRAINED, CRASHED, BAD_OPTIONS, MIGRATIONS_MISSING, GAVE_UP, KILLED = range(6)
 
@@ -52,7 +55,13 @@ class Worker:
             excluded_queues=options.excluded_queues,
             handlers=own_capabilities(),
         )
+        self._lanes = RunnableLanes(
+            self._alias,
+            self._serving,
+            fresh_seconds=0 if options.until_idle else FRESH_SECONDS,
+        )
         self._presence = Presence(options, self._serving)
+        self._next_recovery = 0.0
         self._held = HeldJobs()
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
@@ -130,17 +139,20 @@ class Worker:
         capacity = self._capacity()
         if not capacity:
             return True
-        lanes = [lane for lane in queued_lanes(self._alias) if self._serving.runs(lane)]
+        known_before = self._lanes.is_fresh()
         jobs = claim(
             self._alias,
-            lanes,
+            self._lanes.get(),
             limit=capacity,
             worker=self.options.name,
             lease_seconds=settings.LEASE_SECONDS,
         )
         self._claimed += len(jobs)
         self._start(jobs)
-        return len(jobs) == capacity
+        if len(jobs) == capacity:
+            return True
+        self._lanes.forget()
+        return known_before
 
     def _wait(self, more: bool) -> None:
         """Wait for a slot, or where nothing was left for the poll interval."""
@@ -166,7 +178,12 @@ class Worker:
         time.sleep(backoff(self._failures))
 
     def _chores(self) -> None:
-        if run_passes(self._alias, self._serving):
+        # The look for expired leases reads every running row, and none expires that soon.
+        now = time.monotonic()
+        recover = now >= self._next_recovery
+        if recover:
+            self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
+        if run_passes(self._alias, self._serving, recover=recover):
             self._nudge()
 
     # -- running

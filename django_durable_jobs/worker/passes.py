@@ -43,13 +43,14 @@ def own_capabilities() -> frozenset[Capability]:
     )
 
 
-def run_passes(alias: str, serving: Serving, *, patient: bool = True) -> int:
+def run_passes(alias: str, serving: Serving, *, patient: bool = True, recover: bool = True) -> int:
     """Recover, exhaust, promote, release, block, where there is something to do.
 
     ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3).
-    Gives how many jobs may be claimable now that were not before.
+    ``recover`` is False where a look for expired leases is not due yet. Gives how many jobs
+    may be claimable now that were not before.
     """
-    found = waiting(alias)
+    found = waiting(alias, recover=recover)
     moved = 0
     if found.recover:
         moved += recover_expired(alias)
