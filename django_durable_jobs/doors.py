@@ -20,7 +20,7 @@ from .dialects.base import JOBS, refuse_open_transaction
 from .exceptions import IdentityConflict, InvalidSubmission, TransactionRequired
 from .instants import from_microseconds, to_microseconds
 from .models import Job
-from .submission import JobSubmission
+from .submission import JobSubmission, make_submission
 from .transactions import doom, in_callers_transaction
 
 # How often an insert is tried again whose rival was gone when we looked for it.
@@ -111,25 +111,12 @@ def _alias(using: str | None) -> str:
 
 def _submission(handler: Any, payload: Any, options: dict[str, Any]) -> JobSubmission:
     if not isinstance(handler, JobSubmission):
-        try:
-            return JobSubmission.create(handler, payload, **options)
-        except TypeError as error:
-            if options.keys() <= _OPTIONS:
-                raise
-            unknown = ", ".join(sorted(options.keys() - _OPTIONS))
-            raise InvalidSubmission(
-                f"unknown option {unknown}: use {', '.join(sorted(_OPTIONS))}, using."
-            ) from error
+        return make_submission(handler, payload, options)
     if payload is not None or options:
         raise InvalidSubmission(
             "a JobSubmission is complete: give payload and options to JobSubmission.create()."
         )
     return handler
-
-
-_OPTIONS = frozenset(
-    {"job_id", "scope", "queue", "priority", "run_at", "max_attempts", "dedupe_key"}
-)
 
 
 def _all_submissions(submissions: Iterable[JobSubmission]) -> list[JobSubmission]:

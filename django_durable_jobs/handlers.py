@@ -199,10 +199,10 @@ class Handler(Generic[P, R]):
         return await _jobs().aenqueue_many(self._submissions(payloads, options), using=using)
 
     def _submissions(self, payloads: Iterable[Any], options: dict[str, Any]) -> list[JobSubmission]:
-        from .submission import JobSubmission
+        from .submission import JobSubmission, make_submission
 
         return [
-            item if isinstance(item, JobSubmission) else JobSubmission.create(self, item, **options)
+            item if isinstance(item, JobSubmission) else make_submission(self, item, options)
             for item in payloads
         ]
 
@@ -355,7 +355,7 @@ def _is_key(spec: object) -> bool:
         isinstance(spec, tuple)
         and len(spec) == 2
         and isinstance(spec[0], str)
-        and isinstance(spec[1], int)
+        and type(spec[1]) is int
     )
 
 

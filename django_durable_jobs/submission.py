@@ -131,6 +131,21 @@ class JobSubmission:
         )
 
 
+_OPTIONS = frozenset(
+    {"job_id", "scope", "queue", "priority", "run_at", "max_attempts", "dedupe_key"}
+)
+
+
+def make_submission(handler: Any, payload: Any, options: dict[str, Any]) -> JobSubmission:
+    """Do as ``JobSubmission.create``; an unknown option is an ``InvalidSubmission`` too."""
+    unknown = sorted(options.keys() - _OPTIONS)
+    if unknown:
+        raise InvalidSubmission(
+            f"unknown option {', '.join(unknown)}: use {', '.join(sorted(_OPTIONS))}, using."
+        )
+    return JobSubmission.create(handler, payload, **options)
+
+
 def scope_digest(scope: str) -> str:
     """Give the SHA-256 of a scope's UTF-8 bytes, in hexadecimal (1.1)."""
     check_text("scope", scope, 0, 200)

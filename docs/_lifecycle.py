@@ -31,7 +31,8 @@ def diagram() -> str:
 
 def table() -> str:
     """Give every move as a row of a Markdown table."""
-    lines = ["| move | from | to | by | needs the token's lease |", "| --- | --- | --- | --- | --- |"]
+    titles = ("move", "from", "to", "by", "needs the token's lease")
+    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     lines += [
         f"| `{move.name}` | {', '.join(move.sources)} | {', '.join(move.targets)} | {move.by} |"
         f" {'yes' if move.fenced else 'no'} |"
@@ -44,7 +45,7 @@ def filled(text: str) -> str:
     """Give the page's text with its generated parts made anew."""
     for name, part in (("diagram", diagram()), ("table", table())):
         pattern = rf"(<!-- {name} -->\n).*?(\n<!-- end -->)"
-        text = re.sub(pattern, lambda found, part=part: found[1] + part + found[2], text, flags=re.S)
+        text = re.sub(pattern, rf"\1{part}\2", text, flags=re.DOTALL)
     return text
 
 

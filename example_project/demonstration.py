@@ -113,8 +113,7 @@ def start_import():
 
 def work_until_done(newest, log):
     """Run `manage.py runjobs` until every job after `newest` has ended; give them."""
-    # Not those of the sweep, which comes each minute whatever we do.
-    jobs = Job.objects.filter(pk__gt=newest, scheduled_for=None).order_by("pk")
+    jobs = Job.objects.filter(pk__gt=newest).order_by("pk")
     with log.open("wb") as output:
         worker = processes.start("runjobs", stdout=output, stderr=output)
         try:

@@ -246,7 +246,6 @@ def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> 
     extra = "".join(f", i.{name}" for name in move.inputs if name != "id")
     skip = "" if wait else " SKIP LOCKED"
     condition = f" AND ({move.condition})" if move.condition else ""
-    returning = "".join(f", j.{column}" for column in move.returning)
     return (
         f"WITH i AS ({given}),"
         f" locked AS MATERIALIZED (SELECT j.id, {locked}{extra} FROM {JOBS} j JOIN i ON j.id = i.id"
@@ -255,9 +254,19 @@ def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> 
         " o AS MATERIALIZED (SELECT * FROM timed o WHERE o.status = 'running'"
         f" AND o.lease_token = o.token AND o.lease_expires_at > o.now{condition}),"
         f"{_attempt_write(move, skip)}"
-        f" w AS (UPDATE {JOBS} j SET {_assignments(move.job_set)} FROM o"
-        f" WHERE j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING j.id{returning})"
+        f" w AS ({_job_write(move)})"
         " SELECT * FROM w"
+    )
+
+
+def _job_write(move: FencedMove) -> str:
+    """Write the owned rows whose attempt is there; a move that only locks writes nothing."""
+    if not move.job_set:
+        return "SELECT o.id, o.status FROM o WHERE o.id IN (SELECT job_id FROM a)"
+    returning = "".join(f", j.{column}" for column in move.returning)
+    return (
+        f"UPDATE {JOBS} j SET {_assignments(move.job_set)} FROM o"
+        f" WHERE j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING j.id{returning}"
     )
 
 

@@ -338,6 +338,8 @@ def _attempt_write(move: FencedMove, owned: str) -> str:
 
 
 def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
+    if not move.job_set:
+        return f"SELECT o.id, o.status FROM ({owned}) AS o WHERE 1 = 1{narrowed}"
     returning = "".join(f", {column}" for column in move.returning)
     return (
         f"UPDATE {JOBS} AS j SET {_assignments(move.job_set)} FROM ({owned}) AS o"

@@ -115,6 +115,8 @@ def claim(
 
 
 REFUSED_SECONDS = 30.0
+# Where all are refused it is not the jobs' fault, and a log needs no thousand of them.
+REFUSED_AT_ONCE = 50
 # Jobs whose claim was refused by the database, and until when this process leaves them out.
 _refused: dict[tuple[str, int], float] = {}
 
@@ -140,14 +142,16 @@ def _one_by_one(
 ) -> list[ClaimedJob]:
     """Claim each job alone, so that those which the database refuses hold up no other."""
     claimed: list[ClaimedJob] = []
+    refused = 0
     for job in _claimable(alias, wanted, limit + PAGE):
-        if len(claimed) == limit:
+        if len(claimed) == limit or refused == REFUSED_AT_ONCE:
             break
         try:
             claimed += attempt(1, f"j.id = {job}")
         except DatabaseError as error:
             if dialect_for(alias).is_transient(error):
                 break
+            refused += 1
             _refused[alias, job] = time.monotonic() + REFUSED_SECONDS
             logger.exception("job %d cannot be claimed and is passed over", job)
     return claimed

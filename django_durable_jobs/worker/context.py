@@ -20,10 +20,13 @@ MESSAGE_LIMIT = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Store:
-    """The two fenced writes of a handler, bound to its job and token."""
+    """The fenced writes of a handler, bound to its job and token."""
 
     progress: Callable[[float, str], None]
     checkpoint: Callable[[str], None]
+    fence: Callable[[], None]
+    complete: Callable[[str | None], None]
+    completion_stands: Callable[[], bool]
 
 
 class JobContext:
@@ -35,7 +38,9 @@ class JobContext:
 
     __slots__ = (
         "_cancel_requested",
+        "_completed",
         "_deadline",
+        "_grace",
         "_lost",
         "_stop_requested",
         "_store",
@@ -62,6 +67,7 @@ class JobContext:
         max_attempts: int,
         timeout: float,
         enforce_timeout: bool = True,
+        grace: float = 0.0,
         scheduled_for: datetime | None = None,
         checkpoint_value: Any = None,
     ) -> None:
@@ -76,7 +82,9 @@ class JobContext:
         self.checkpoint_value = checkpoint_value
         self.deadline = datetime.now(UTC) + timedelta(seconds=timeout)
         self._deadline = time.monotonic() + timeout if enforce_timeout else math.inf
+        self._grace = grace
         self._cancel_requested = False
+        self._completed = False
         self._stop_requested = False
         self._lost = False
 
@@ -114,7 +122,7 @@ class JobContext:
             raise ValueError("progress takes a finite number from 0 to 1")
         self._refuse_late()
         try:
-            self._store.progress(float(fraction), clean_text(message, MESSAGE_LIMIT))
+            self._asking(self._store.progress, float(fraction), clean_text(message, MESSAGE_LIMIT))
         except JobCancelled:
             # The row says so before the worker's watch has come round.
             self._cancel_requested = True
@@ -130,6 +138,38 @@ class JobContext:
         self._refuse_late()
         self._store.checkpoint(text)
 
+    def fence(self) -> None:
+        """Prove ownership inside the handler's own transaction, and hold it to its end.
+
+        At REPEATABLE READ or above it must be the first statement. Keep such a transaction
+        shorter than the lease. Raises ``TransactionRequired``, ``LeaseLost``,
+        ``JobCancelled``, ``JobTimeout``.
+        """
+        self._refuse_late()
+        self._asking(self._store.fence)
+
+    def complete(self, result: Any = None) -> None:
+        """End the job as succeeded inside the handler's own ``transaction.atomic()``.
+
+        Domain writes, result and end commit together or not at all. Raises ``ValueError``
+        for a result that is not JSON or above ``MAX_RESULT_BYTES``, ``TransactionRequired``,
+        ``LeaseLost``, ``JobCancelled``, ``JobTimeout``, and ``InvalidTransition`` if called
+        twice.
+        """
+        text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
+        self._refuse_late()
+        self._asking(self._store.complete, text)
+        self._completed = True
+
+    def completion_stands(self) -> bool:
+        """Used by the worker: tell whether ``complete()`` was called and its rows are there."""
+        return self._completed and self._store.completion_stands()
+
+    @property
+    def completed(self) -> bool:
+        """Whether ``complete()`` was called; its transaction may still roll back."""
+        return self._completed
+
     async def aprogress(self, fraction: float, message: str = "") -> None:
         """Async twin of ``progress``."""
         await sync_to_async(self.progress)(fraction, message)
@@ -138,15 +178,27 @@ class JobContext:
         """Async twin of ``checkpoint``."""
         await sync_to_async(self.checkpoint)(value)
 
+    def _asking(self, write: Callable[..., None], *values: Any) -> None:
+        """Write, and remember a cancel that the write was the first to meet."""
+        try:
+            write(*values)
+        except JobCancelled:
+            self._cancel_requested = True
+            raise
+
     def _refuse_late(self) -> None:
         if self._lost:
             raise LeaseLost("this attempt does not own its job any more")
         if self.timed_out():
             raise JobTimeout("the attempt has passed its deadline")
 
-    def timed_out(self, grace: float = 0.0) -> bool:
-        """Tell whether the deadline, prolonged by ``grace`` seconds, has passed."""
-        return time.monotonic() > self._deadline + grace
+    def timed_out(self) -> bool:
+        """Tell whether the deadline has passed."""
+        return time.monotonic() > self._deadline
+
+    def overdue(self) -> bool:
+        """Tell whether the grace after the deadline has passed too (CONTRACT 4.5)."""
+        return time.monotonic() > self._deadline + self._grace
 
     def remaining(self) -> float:
         """Give the seconds until the deadline, below 0 after it."""

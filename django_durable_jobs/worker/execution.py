@@ -11,8 +11,11 @@ from itertools import islice
 from types import TracebackType
 from typing import Any
 
+from django.db import connections as django_connections
+
 from .. import states
 from ..conf import settings
+from ..dialects import dialect_for
 from ..exceptions import (
     JobCancelled,
     JobInterrupt,
@@ -33,8 +36,11 @@ from ..payloads import (
     payload_sha256,
 )
 from ..retry import backoff_seconds, retry_later_seconds
+from ..transactions import in_test_wrapper
 from ..transitions.claims import ClaimedJob
+from ..transitions.completion import complete, completion_stands, fence
 from ..transitions.outcomes import Outcome, record_checkpoint, record_progress
+from . import connections
 from .context import JobContext, Store
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -44,6 +50,10 @@ TRACEBACK_LIMIT = 20_000
 CHAIN_LIMIT = 8
 LOGGED_CHAIN_LIMIT = 100
 FRAME_LIMIT = 50
+
+
+class CompletionRolledBack(Exception):
+    """What a backoff function gets to see of a completion that was rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +71,9 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
         store=Store(
             progress=partial(record_progress, alias, job.id, job.token),
             checkpoint=partial(record_checkpoint, alias, job.id, job.token),
+            fence=partial(fence, alias, job.id, job.token),
+            complete=partial(complete, alias, job.id, job.token),
+            completion_stands=partial(_completion_stands, alias, job.token),
         ),
         job_id=job.job_id,
         scope=job.scope,
@@ -70,9 +83,27 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
         max_attempts=job.max_attempts + job.granted_attempts,
         timeout=job.timeout,
         enforce_timeout=enforce_timeout,
+        grace=_grace(alias, job.timeout),
         scheduled_for=None if job.scheduled_for is None else from_microseconds(job.scheduled_for),
         checkpoint_value=None if job.checkpoint is None else decode_json_text(job.checkpoint),
     )
+
+
+def _completion_stands(alias: str, token: str) -> bool:
+    """Read the rows on a connection that the handler has left in order."""
+    if not in_test_wrapper(django_connections[alias]):
+        connections.clean()
+    return completion_stands(alias, token)
+
+
+def _grace(alias: str, timeout: float) -> float:
+    """Give the seconds after the deadline in which a handler's own end still counts.
+
+    Where nothing may depend on renewals they end well before the lease does.
+    """
+    lease = dialect_for(alias).longest_timeout()
+    grace = float(settings.TIMEOUT_GRACE_SECONDS)
+    return grace if lease is None else max(0.0, min(grace, (lease - timeout) / 2))
 
 
 def prepare(job: ClaimedJob) -> Dispatch | str:
@@ -91,25 +122,42 @@ def prepare(job: ClaimedJob) -> Dispatch | str:
 
 
 def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Outcome | None:
-    """Run the handler and say how it ended; None where the attempt owns nothing any more.
+    """Run the handler and say how it ended; None where there is nothing left to write.
 
-    ``call(handler, ctx, *payload)`` runs the function, sync or async.
+    ``call(handler, ctx, *payload)`` runs the function, sync or async. A completion that stands
+    is the end, whatever came after it: an error, a timeout or a lease that ran out.
     """
     handler = dispatch.handler
     arguments = (ctx, dispatch.payload) if handler.takes_payload else (ctx,)
     try:
         result = call(handler, *arguments)
     except LeaseLost:
+        if ctx.completion_stands():
+            logger.warning("handler %s lost its lease after it completed", handler.name)
         return None
     # Whatever leaves a handler ends its attempt, SystemExit and KeyboardInterrupt included:
     # they were raised by its code, in its thread, and the slot must be clean for the next job.
     except BaseException as error:
+        if ctx.completion_stands():
+            _log(handler.name, error)
+            return None
         return _raised(dispatch, ctx, error)
+    if ctx.completed:
+        return None if ctx.completion_stands() else _rolled_back(dispatch, ctx)
     return _returned(dispatch, ctx, result)
 
 
+def overdue_outcome(job: ClaimedJob) -> Outcome:
+    """End an attempt whose handler did not end within its grace; retried by policy."""
+    handler = registry.get(job.handler, job.handler_version)
+    if handler is None:
+        raise LookupError(f"handler {job.handler} was forgotten while it ran")
+    dispatch = Dispatch(job=job, handler=handler, payload=None)
+    return _timed_out(dispatch, JobTimeout("the handler did not end within its grace time"))
+
+
 def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
-    if ctx.timed_out(settings.TIMEOUT_GRACE_SECONDS):
+    if ctx.overdue():
         return _timed_out(dispatch, JobTimeout("the handler returned after its grace time"))
     try:
         text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
@@ -125,6 +173,20 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
     )
 
 
+def _rolled_back(dispatch: Dispatch, ctx: JobContext) -> Outcome:
+    """The handler returned as if it had completed, and its transaction did not commit."""
+    error = CompletionRolledBack("the transaction of ctx.complete() was rolled back")
+    if ctx.overdue():
+        return _timed_out(dispatch, error)
+    return _failure(
+        dispatch,
+        error,
+        category=states.COMPLETION_ROLLED_BACK,
+        retryable=True,
+        outcome=states.RETURNED,
+    )
+
+
 def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcome:
     if isinstance(error, JobTimeout) and ctx.timed_out():
         return _timed_out(dispatch, error)
@@ -132,7 +194,7 @@ def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcom
         return _stopped(dispatch, error, status=states.CANCELLED)
     if isinstance(error, WorkerStopping) and ctx.stop_requested:
         return _stopped(dispatch, error, status=states.INTERRUPTED)
-    if ctx.timed_out(settings.TIMEOUT_GRACE_SECONDS):
+    if ctx.overdue():
         return _timed_out(dispatch, error)
     _log(dispatch.job.handler, error)
     if isinstance(error, PermanentError):

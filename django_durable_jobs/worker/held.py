@@ -11,7 +11,7 @@ from .context import JobContext
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """One claim: its job, its context, and whether its handler has begun and has ended."""
+    """One claim: its job, its context, whether its handler has begun, whether its end is known."""
 
     job: ClaimedJob
     ctx: JobContext
@@ -49,6 +49,14 @@ class HeldJobs:
             if held.job.token not in self._jobs:
                 return False
             held.begun = True
+            return True
+
+    def end(self, held: Held) -> bool:
+        """Mark that the attempt's end is known; False if it was known before."""
+        with self._lock:
+            if held.ended:
+                return False
+            held.ended = True
             return True
 
     def take_unbegun(self) -> list[Held]:

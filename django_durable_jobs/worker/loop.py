@@ -20,6 +20,7 @@ from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
 from .options import WorkerOptions
+from .overdue import HardLimit
 from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
 from .shutdown import end_stuck, give_back_unbegun
@@ -40,9 +41,12 @@ class Worker:
     called from any thread and from a signal handler.
     """
 
-    def __init__(self, options: WorkerOptions, *, owns_process: bool = False) -> None:
+    def __init__(
+        self, options: WorkerOptions, *, owns_process: bool = False, is_replaced: bool = False
+    ) -> None:
         self.options = options
         self._owns_process = owns_process
+        self._is_replaced = is_replaced
         self.finished = 0
         self._alias = options.alias
         self._stopping = False
@@ -66,11 +70,13 @@ class Worker:
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
         self._finisher = Finisher(self._alias, self._settle)
+        self._hard_limit = HardLimit(self._held, self._finisher.put)
         heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
         self._loops = [
             Loop("renewal", self._alias, heartbeat.renew, interval=heartbeat.interval),
             Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
+            Loop("hard limit", self._alias, self._hard_limit.step, interval=poll),
         ]
         if not options.until_idle:
             self._loops.append(Loop("chores", self._alias, self._chores, interval=poll))
@@ -101,7 +107,7 @@ class Worker:
 
     def _work(self) -> None:
         """Claim whenever slots are free; wait for the poll interval once nothing was left."""
-        while not self._stopping and not self._had_enough():
+        while not self._stopping and not self._had_enough() and not self._is_worn_out():
             try:
                 was_idle = self._is_idle()
                 if self.options.until_idle and was_idle:
@@ -123,6 +129,10 @@ class Worker:
     def _had_enough(self) -> bool:
         limit = self.options.max_jobs
         return limit is not None and self._claimed >= limit
+
+    def _is_worn_out(self) -> bool:
+        """Tell whether stuck threads cost this process: the first does where it is replaced."""
+        return self._hard_limit.lost_slots >= (1 if self._is_replaced else self._slots.count)
 
     def _is_idle(self) -> bool:
         return len(self._held) == 0
@@ -198,17 +208,21 @@ class Worker:
         # Told to stop, a job that has not begun is left for the shutdown to give back.
         if self._stopping or not self._held.begin(held):
             return
+        outcome = None
         try:
             outcome = self._outcome_of(held)
-        except BaseException:
-            # Held, it would be renewed for ever; let go, its lease brings it back.
-            self._forget(held.job.token)
-            raise
-        if outcome is None:
-            self._forget(held.job.token)
-        else:
-            held.ended = True
+        finally:
+            self._let_go(held, outcome)
+
+    def _let_go(self, held: Held, outcome: Outcome | None) -> None:
+        """Pass the end on; after a fault of ours there is none, and the lease brings it back."""
+        is_first = self._held.end(held)
+        self._hard_limit.came_back(held)
+        if outcome is not None and is_first:
             self._finisher.put(outcome)
+        elif is_first:
+            self._held.remove([held.job.token])
+            self._nudge()
 
     def _outcome_of(self, held: Held) -> Outcome | None:
         """Run the handler; None where there is no end to write, or it is written already."""
@@ -236,10 +250,6 @@ class Worker:
                 connections.clean()
                 time.sleep(backoff(failures))
 
-    def _forget(self, token: str) -> None:
-        self._held.remove([token])
-        self._nudge()
-
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         """Let go of the jobs whose end is written, or that are not ours any more."""
         self._held.remove([outcome.token for outcome in ended])
@@ -262,8 +272,9 @@ class Worker:
         if stuck and self._owns_process:
             end_stuck(self._alias, stuck)
         written = self._finisher.stop(timeout=30.0 if len(left) > len(stuck) or not stuck else 1.0)
-        self._slots.stop(timeout=0.1 if stuck else 5.0)
-        return DRAINED if written and not stuck else GAVE_UP
+        in_time = written and not stuck and not self._hard_limit.lost_slots
+        self._slots.stop(timeout=5.0 if in_time else 0.1)
+        return DRAINED if in_time else GAVE_UP
 
     def _stop_handlers(self) -> None:
         logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))

@@ -42,7 +42,7 @@ def run_worker(
 
 
 def _work(options: WorkerOptions, *, owns_process: bool, parent: int | None = None) -> int:
-    worker = Worker(options, owns_process=owns_process)
+    worker = Worker(options, owns_process=owns_process, is_replaced=parent is not None)
     with stop_on_signal(worker.stop):
         if parent is not None:
             stop_at_end_of(parent, worker.stop)

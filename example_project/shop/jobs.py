@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from django.db import transaction
 from django.db.models import F
 from django.utils import timezone
-from django_durable_jobs import ModelId, PermanentError, job, schedule
+from django_durable_jobs import ModelId, PermanentError, job
 
 from shop import airports, broker
 from shop.models import Airport, ImportedChunk, Order, OutboxMessage, Payment
@@ -53,27 +53,23 @@ def book_payment(ctx, payload: BookPayment):
         ctx.complete()
 
 
-@job("shop.relay_outbox", concurrency=1, backoff=[1, 5, 30], max_attempts=20)
-def relay_outbox(ctx):
-    """Send what waits in the outbox, oldest first: each message at least once.
+@dataclass
+class RelayMessage:
+    message: ModelId[OutboxMessage]
 
-    A crash between the two lines in the loop sends that message again. No order
-    of the two avoids it (the other one would lose the message), so the receiver
-    drops repetitions by `message_id`, as our own inbox does (services.py).
+
+@job("shop.relay_outbox", backoff=[1, 5, 30], max_attempts=20)
+def relay_outbox(ctx, payload: RelayMessage):
+    """Send one message of the outbox: at least once.
+
+    A crash between the two lines at the end sends the message again. No order of the two
+    avoids it (the other one would lose the message), so the receiver drops repetitions by
+    `message_id`, as our own inbox does (services.py).
     """
-    sent = 0
-    while message := OutboxMessage.objects.filter(sent_at=None).order_by("pk").first():
-        ctx.check()
+    message = OutboxMessage.objects.get(pk=payload.message.pk)
+    if message.sent_at is None:
         broker.publish(message)
         OutboxMessage.objects.filter(pk=message.pk).update(sent_at=timezone.now())
-        sent += 1
-    return {"sent": sent}
-
-
-# Whoever writes to the outbox stages a relay at once (services.py). If a relay is
-# live already, its dedupe key makes that one stand for both, and it may be past
-# its last look when the message commits. This sweep is the net under that.
-schedule("shop.sweep_outbox", "* * * * *", relay_outbox, catch_up="latest")
 
 
 @dataclass

@@ -64,13 +64,15 @@ def receive_payment(*, message_id, raw_body, order, amount_cents):
 
 
 def add_to_outbox(topic, body):
-    """Write a message for the outside, and see that a relay will come by.
+    """Write a message for the outside, and the job that relays it.
 
-    The caller's transaction must be open. The dedupe key keeps one live relay,
-    however many messages are written.
+    The caller's transaction must be open: message and job commit with its rows.
     """
     message = OutboxMessage.objects.create(topic=topic, body=body)
-    jobs.relay_outbox.stage(dedupe_key="outbox")
+    jobs.relay_outbox.stage(
+        jobs.RelayMessage(message=ModelId(message)),
+        job_id=f"relay-{message.message_id}",
+    )
     return message
 
 

@@ -262,3 +262,13 @@ def test_subclasses_of_plain_types_become_plain() -> None:
     jobs = Job.objects.submit_many([order("plain", scope="red"), odd])
     assert [job.queue for job in jobs] == ["parcels", "red"]
     assert Job.objects.get(job_id="red").priority == 9
+
+
+def test_an_unknown_option_is_told_by_the_many_doors_of_a_handler_too():
+    with pytest.raises(InvalidSubmission, match="unknown option colour"):
+        ship.submit_many([None], colour="red")
+
+
+def test_a_version_is_a_number_and_no_boolean():
+    with pytest.raises(InvalidSubmission):
+        JobSubmission.create(("tests.ship", True))

@@ -1,0 +1,53 @@
+"""The hard limit: an attempt whose handler runs on past its grace is ended without it (4.5)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from ..transitions.outcomes import Outcome
+from .execution import overdue_outcome
+from .held import Held, HeldJobs
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+
+class HardLimit:
+    """End what is overdue, and count the slots whose threads did not come back.
+
+    Nothing can be injected into a running thread. It is left alone: its late result is
+    refused, and its slot is no free one unless it returns after all.
+    """
+
+    def __init__(self, held: HeldJobs, put: Callable[[Outcome], None]) -> None:
+        self._held = held
+        self._put = put
+        self._lock = threading.Lock()
+        self._lost: set[str] = set()
+
+    @property
+    def lost_slots(self) -> int:
+        return len(self._lost)
+
+    def step(self) -> None:
+        for held in self._held.all():
+            if held.begun and held.ctx.overdue() and self._takes_over(held):
+                logger.error(
+                    "handler %s of job %s does not end; its attempt is ended and its slot lost",
+                    held.job.handler,
+                    held.job.job_id,
+                )
+                self._put(overdue_outcome(held.job))
+
+    def _takes_over(self, held: Held) -> bool:
+        with self._lock:
+            is_first = self._held.end(held)
+            if is_first:
+                self._lost.add(held.job.token)
+        return is_first
+
+    def came_back(self, held: Held) -> None:
+        """Count a slot as free again, if it was lost; after the slot's own ``end``."""
+        with self._lock:
+            self._lost.discard(held.job.token)
