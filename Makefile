@@ -7,6 +7,8 @@ VENV ?= .venv
 DJANGO ?= 52
 # Extra arguments for pytest: make test ARGS="-k claims -x"
 ARGS ?=
+# Which PostgreSQL, where DATABASE_URL names none: POSTGRES="--bindir /path/to/bin"
+POSTGRES ?=
 
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -q $(ARGS)
@@ -16,7 +18,7 @@ CHECK_PYTHON := import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11
 export PYTHONDEVMODE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-sqlite test-postgres coverage lint format types imports migrations \
+.PHONY: help venv test test-sqlite test-postgres mutations coverage lint format types imports migrations \
 	docs demo serve bench dist clean
 
 help: ## List the targets
@@ -35,11 +37,13 @@ $(VENV)/.stamp: pyproject.toml requirements/constraints.txt requirements/django$
 	@PYTHONDEVMODE= $(BIN)/python $(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
+# Both at once: the tests of processes and leases spend most of their time waiting.
 test: $(VENV)/.stamp ## Run the suite on SQLite and on PostgreSQL
-	@status=0; \
+	@log=$$(mktemp); status=0; \
+	$(MAKE) --no-print-directory test-postgres >$$log 2>&1 & other=$$!; \
 	$(MAKE) --no-print-directory test-sqlite || status=$$?; \
-	$(MAKE) --no-print-directory test-postgres || status=$$?; \
-	exit $$status
+	wait $$other || status=$$?; \
+	cat $$log; rm -f $$log; exit $$status
 
 test-sqlite: $(VENV)/.stamp ## Run the suite on SQLite
 	@echo "== The suite on SQLite"
@@ -47,12 +51,15 @@ test-sqlite: $(VENV)/.stamp ## Run the suite on SQLite
 
 test-postgres: $(VENV)/.stamp ## Run the suite on PostgreSQL
 	@echo "== The suite on PostgreSQL"
-	@$(BIN)/python -m tests._postgres -- $(PYTEST)
+	@$(BIN)/python -m tests._postgres $(POSTGRES) -- $(PYTEST)
+
+mutations: $(VENV)/.stamp ## Take out each condition of the fence: a test must notice
+	@TEST_DATABASE=sqlite $(BIN)/python -m tests.mutations
+	@$(BIN)/python -m tests._postgres -- $(BIN)/python -m tests.mutations
 
 coverage: $(VENV)/.stamp ## Run the suite on both databases and report the coverage
 	@$(BIN)/coverage erase
-	@TEST_DATABASE=sqlite $(BIN)/coverage run -m pytest -q $(ARGS)
-	@$(BIN)/python -m tests._postgres -- $(BIN)/coverage run -m pytest -q $(ARGS)
+	@$(MAKE) --no-print-directory test PYTEST="$(BIN)/coverage run -m pytest -q $(ARGS)"
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
 

@@ -21,7 +21,7 @@ def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     os.environ.setdefault("DATABASE_URL", f"sqlite:///{FOLDER / 'demo.sqlite3'}")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    processes.on_stop(signal.default_int_handler)
     processes.set_up_django()
     processes.prepare_database()
     from django.db import connections

@@ -137,12 +137,22 @@ def wait_for_jobs(jobs, worker):
 
 
 def print_jobs(jobs):
-    print(f"{'job':<24}{'status':<12}{'attempts':>8}{'seconds':>9}")
+    """Print a line for each handler and end; the seconds are those of its slowest job."""
+    alike = {}
     for job in jobs:
-        began = min((attempt.started_at for attempt in job.attempts.all()), default=job.created_at)
-        seconds = (job.finished_at - began).total_seconds()
-        print(f"{job.handler:<24}{job.status:<12}{job.attempt_count:>8}{seconds:>9.2f}")
+        alike.setdefault((job.handler, job.status), []).append(job)
+    print(f"{'handler':<24}{'status':<12}{'jobs':>5}{'attempts':>10}{'slowest':>10}")
+    for (handler, status), group in sorted(alike.items()):
+        attempts = sum(job.attempt_count for job in group)
+        slowest = max(seconds_of(job) for job in group)
+        print(f"{handler:<24}{status:<12}{len(group):>5}{attempts:>10}{slowest:>8.2f} s")
     print()
+
+
+def seconds_of(job):
+    """Give the time from a job's first start to its end."""
+    began = min((attempt.started_at for attempt in job.attempts.all()), default=job.created_at)
+    return (job.finished_at - began).total_seconds()
 
 
 def print_proof(jobs, story):

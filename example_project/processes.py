@@ -1,6 +1,7 @@
 """What demo.py and serve.py share: preparing the database, child processes."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,14 @@ def prepare_database():
     call_command("seed_shop", verbosity=0)
 
 
+def on_stop(handler):
+    """Call a signal handler on Ctrl-C, on SIGTERM, and when the terminal is closed."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handler)
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, handler)
+
+
 def start(*arguments, **options):
     """Start `manage.py` with these arguments as a child process.
 
@@ -42,9 +51,12 @@ def start(*arguments, **options):
 
 
 def wait(process, seconds):
-    """Give the exit code of a process that was told to stop, or kill it."""
+    """Give the exit code of a process that was told to stop, or kill it.
+
+    With its session, that is: a worker has processes of its own.
+    """
     try:
         return process.wait(seconds)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         return process.wait()

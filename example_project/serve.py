@@ -9,14 +9,12 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 import processes
 
-STOP_SECONDS = 60
-
-
-class Stop(BaseException):
-    """Raised in the main thread by SIGINT and SIGTERM."""
+# Beyond the time that the worker gives its jobs. What takes longer is stuck.
+EXTRA_SECONDS = 30
 
 
 def main():
@@ -34,37 +32,46 @@ def main():
 
 def serve(address):
     """Run web and worker until told to stop, or until one of them ends."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, raise_stop)
-    children = {}
-    try:
-        children["web"] = processes.start("serve_web", address)
-        children["worker"] = processes.start("runjobs")
-        while all(child.poll() is None for child in children.values()):
-            time.sleep(0.2)
-        ended = next(name for name, child in children.items() if child.poll() is not None)
-        print(f"The {ended} process ended by itself: stopping.", file=sys.stderr)
-        return stop(children) or 1
-    except Stop:
-        return stop(children)
+    signals = []  # kept, not raised: a child must not be lost between its start and its name
+    processes.on_stop(lambda number, frame: signals.append(number))
+    children = {
+        "web": processes.start("serve_web", address),
+        "worker": processes.start("runjobs"),
+    }
+    while not signals and not ended(children):
+        time.sleep(0.1)
+    by_itself = ended(children)
+    with suppress(OSError):  # the terminal may be gone
+        for name in by_itself:
+            print(f"The {name} process ended by itself.", file=sys.stderr)
+        print("Stopping: finishing what is under way.", flush=True)
+    return stop(children, signals) or (1 if by_itself else 0)
 
 
-def raise_stop(number, frame):
-    raise Stop
+def ended(children):
+    return [name for name, child in children.items() if child.poll() is not None]
 
 
-def stop(children):
-    """Stop web first, then the worker; a second signal stops the worker at once."""
-    print("Stopping: finishing what is under way.", flush=True)
+def stop(children, signals):
+    """Stop web and worker; a second signal stops the worker at once."""
+    from django.conf import settings
+
+    deadline = time.monotonic() + settings.DURABLE_JOBS["SHUTDOWN_SECONDS"] + EXTRA_SECONDS
+    tell(children)
+    seen = len(signals)
+    while len(ended(children)) < len(children) and time.monotonic() < deadline:
+        if len(signals) > seen:
+            seen = len(signals)
+            tell(children)
+        time.sleep(0.1)
+    codes = {processes.wait(child, 0) for child in children.values()}
+    # A child that was still starting ends by our signal itself, which is well too.
+    return max((abs(code) for code in codes - {-signal.SIGTERM}), default=0)
+
+
+def tell(children):
     for child in children.values():
         child.terminate()
-    while True:
-        try:
-            codes = [processes.wait(child, STOP_SECONDS) for child in children.values()]
-            return max(map(abs, codes), default=0)
-        except Stop:
-            for child in children.values():
-                child.terminate()
 
 
 if __name__ == "__main__":

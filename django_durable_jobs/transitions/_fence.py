@@ -28,13 +28,15 @@ class Standing:
 
     ``owns``: this token, running, lease not expired. ``attempt_open``: its attempt row is
     there, exactly as a move needs it. A row that a move missed although both hold is busy:
-    somebody has it locked.
+    somebody has it locked. ``ended``: the holder's own end is written already, which happens
+    where a commit's answer was lost with the connection.
     """
 
     owns: bool
     attempt_open: bool
     cancel_requested: bool
     progress: float
+    ended: bool = False
 
 
 GONE = Standing(owns=False, attempt_open=False, cancel_requested=False, progress=0.0)
@@ -49,11 +51,12 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
     given, params = dialect.rows(ID_AND_TOKEN, list(holders))
     sql = (
         f"SELECT i.token, j.status = '{states.RUNNING}' AND j.lease_token = i.token"
-        f" AND j.lease_expires_at > {dialect.now()}, a.id IS NOT NULL,"
-        f" j.cancel_requested_at IS NOT NULL, j.progress FROM ({given}) AS i"
+        f" AND j.lease_expires_at > {dialect.now()},"
+        f" a.number = j.attempt_count AND a.status = '{states.RUNNING}',"
+        " j.cancel_requested_at IS NOT NULL, j.progress,"
+        f" a.outcome IS NOT NULL AND a.outcome <> '{states.LOST}' FROM ({given}) AS i"
         f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
-        f" AND a.token = i.token AND a.number = j.attempt_count"
-        f" AND a.status = '{states.RUNNING}'"
+        " AND a.token = i.token"
     )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql, params)
@@ -63,16 +66,24 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
                 attempt_open=bool(row[2]),
                 cancel_requested=bool(row[3]),
                 progress=row[4],
+                ended=bool(row[5]),
             )
             for row in cursor.fetchall()
         }
 
 
 def fenced(
-    alias: str, move: FencedMove, values: Sequence[Sequence[Any]], *, wait: bool = False
+    alias: str,
+    move: FencedMove,
+    values: Sequence[Sequence[Any]],
+    *,
+    wait: bool = False,
+    lock_timeout: float | None = None,
 ) -> dict[int, Any]:
     """Make a move in a transaction of our own; gives the new status of each changed job."""
-    rows = dialect_for(alias).fenced(alias, move, values, wait=wait, own=True)
+    rows = dialect_for(alias).fenced(
+        alias, move, values, wait=wait, own=True, lock_timeout=lock_timeout
+    )
     return {row[0]: row[1] for row in rows}
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, OperationalError, connections
 
 from .. import states
 from ..dialects import dialect_for
@@ -106,7 +106,7 @@ def claim(
     try:
         return attempt(limit, _left_out(_refused_now(alias)))
     except DatabaseError as error:
-        if dialect_for(alias).is_transient(error):
+        if not _is_refusal(alias, error):
             raise
         claimed = _one_by_one(alias, wanted, limit, attempt)
         if not claimed:
@@ -149,12 +149,17 @@ def _one_by_one(
         try:
             claimed += attempt(1, f"j.id = {job}")
         except DatabaseError as error:
-            if dialect_for(alias).is_transient(error):
+            if not _is_refusal(alias, error):
                 break
             refused += 1
             _refused[alias, job] = time.monotonic() + REFUSED_SECONDS
             logger.exception("job %d cannot be claimed and is passed over", job)
     return claimed
+
+
+def _is_refusal(alias: str, error: DatabaseError) -> bool:
+    """Tell that the rows are at fault, not the server, the connection or a time limit."""
+    return not isinstance(error, OperationalError) and not dialect_for(alias).is_transient(error)
 
 
 def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:

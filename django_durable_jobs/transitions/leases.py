@@ -34,7 +34,10 @@ def renew(alias: str, holders: Sequence[tuple[int, str]], *, lease_seconds: floa
     if not holders:
         return set()
     lease = seconds_to_microseconds(lease_seconds)
-    return set(fenced(alias, RENEW, [(job, token, lease) for job, token in holders]).values())
+    # Not longer than a sixth of the lease: the next try must come before it is over.
+    wait = min(float(settings.LOCK_TIMEOUT_SECONDS), lease_seconds / 6)
+    rows = [(job, token, lease) for job, token in holders]
+    return set(fenced(alias, RENEW, rows, lock_timeout=wait).values())
 
 
 def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[int]:

@@ -138,12 +138,12 @@ def _finish_group(alias: str, outcomes: Sequence[Outcome], *, wait: bool) -> Fin
     report = FinishReport(written=written)
     for outcome in missed:
         standing = found.get(outcome.token, GONE)
-        if not standing.owns:
-            report.lost.append(outcome)
-        elif not standing.attempt_open:
-            report.damaged.append(outcome)
+        if standing.owns:
+            (report.busy if standing.attempt_open else report.damaged).append(outcome)
+        elif standing.ended:
+            report.written[outcome.job] = outcome.final_status
         else:
-            report.busy.append(outcome)
+            report.lost.append(outcome)
     return report
 
 

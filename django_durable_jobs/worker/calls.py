@@ -22,27 +22,32 @@ class EventLoop:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
+        self._calls = 0
+        self._stopping = False
 
     def call(self, coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> Any:
         """Run to the end; the task is cancelled at the attempt's deadline (CONTRACT 4.5)."""
-        future = asyncio.run_coroutine_threadsafe(_alone(coroutine, ctx, timeout), self._started())
-        result, error = future.result()
+        loop = self._enter()
+        try:
+            future = asyncio.run_coroutine_threadsafe(_alone(coroutine, ctx, timeout), loop)
+            result, error = future.result()
+        finally:
+            self._leave()
         if error is not None:
             raise error
         return result
 
     def stop(self) -> None:
+        """End the loop, at once or with the handler that does not end."""
         with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is not None and thread is not None:
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(5)
-            if not thread.is_alive():
-                loop.close()
+            self._stopping = True
+            is_idle = self._calls == 0
+        if is_idle:
+            self._end()
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _enter(self) -> asyncio.AbstractEventLoop:
         with self._lock:
+            self._calls += 1
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(
@@ -50,6 +55,34 @@ class EventLoop:
                 )
                 self._thread.start()
             return self._loop
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            is_last = self._stopping and self._calls == 0
+        if is_last:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        asyncio.run_coroutine_threadsafe(_cancel_the_rest(), loop)
+        thread.join(5)
+        if not thread.is_alive():
+            loop.close()
+
+
+async def _cancel_the_rest() -> None:
+    """Cancel what handlers have started and not awaited; then stop the loop."""
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=1)
+    asyncio.get_running_loop().stop()
 
 
 End = tuple[Any, BaseException | None]

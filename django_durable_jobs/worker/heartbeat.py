@@ -44,6 +44,9 @@ class Heartbeat:
         for one in missed:
             if found.get(one.job.token, GONE).owns:
                 busy = True
+            elif one.ctx.completed:
+                # Its end may be committed already; the rows tell once the handler has ended.
+                continue
             elif one.job.token in {still.job.token for still in self._held.all()}:
                 one.ctx.mark_lost()
                 if not one.lost:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import time
+from contextlib import suppress
 from functools import partial
 
+from .. import states
 from ..conf import settings
+from ..instants import SECOND
 from ..transitions.claims import ClaimedJob, block_claimed, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
@@ -30,6 +34,7 @@ from .supervised import Loop, backoff, is_transient
 logger = logging.getLogger("django_durable_jobs.worker")
 
 RECOVERY_SECONDS = 5.0
+DUE_MARGIN_SECONDS = 0.005
 
 DRAINED, CRASHED, BAD_OPTIONS, MIGRATIONS_MISSING, GAVE_UP, KILLED = range(6)
 
@@ -73,13 +78,21 @@ class Worker:
         self._hard_limit = HardLimit(self._held, self._finisher.put)
         heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
+        self._due_soon = math.inf
+        self._chores_loop = Loop("chores", self._alias, self._chores, interval=self._until_chores)
         self._loops = [
-            Loop("renewal", self._alias, heartbeat.renew, interval=heartbeat.interval),
+            Loop(
+                "renewal",
+                self._alias,
+                heartbeat.renew,
+                interval=heartbeat.interval,
+                longest_backoff=float(settings.LEASE_SECONDS) / 6,
+            ),
             Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
             Loop("hard limit", self._alias, self._hard_limit.step, interval=poll),
         ]
         if not options.until_idle:
-            self._loops.append(Loop("chores", self._alias, self._chores, interval=poll))
+            self._loops.append(self._chores_loop)
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
             )
@@ -185,21 +198,54 @@ class Worker:
         else:
             logger.exception("the claim loop failed and goes on", exc_info=error)
         connections.clean()
-        time.sleep(backoff(self._failures))
+        self._rest(time.monotonic() + backoff(self._failures))
+
+    def _rest(self, end: float) -> None:
+        """Wait until that monotonic time, or until told to stop."""
+        while not self._stopping and (left := end - time.monotonic()) > 0:
+            with suppress(queue.Empty):
+                self._wake.get(timeout=left)
 
     def _chores(self) -> None:
-        # The look for expired leases reads every running row, and none expires that soon.
         now = time.monotonic()
+        if now >= self._due_soon:
+            self._due_soon = math.inf
+        # The look for expired leases reads every running row, and none expires that soon.
         recover = now >= self._next_recovery
         if recover:
             self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
         if run_passes(self._alias, self._serving, recover=recover):
             self._nudge()
 
+    def _until_chores(self) -> float:
+        """The poll interval; less where a job of ours is due again before that."""
+        soon = self._due_soon - time.monotonic()
+        return max(DUE_MARGIN_SECONDS, min(float(settings.POLL_SECONDS), soon))
+
+    def _notice_retries(self, ended: list[Outcome], report: FinishReport) -> None:
+        """Have the next promotion come when the first of our short backoffs is over."""
+        delays = [
+            outcome.retry_delay / SECOND
+            for outcome in ended
+            if outcome.retry_delay is not None
+            and report.written.get(outcome.job) == states.SCHEDULED
+        ]
+        due = time.monotonic() + min(delays, default=math.inf) + DUE_MARGIN_SECONDS
+        if due < self._due_soon:
+            self._due_soon = due
+            if due - time.monotonic() < settings.POLL_SECONDS:
+                self._chores_loop.wake()
+
     # -- running
 
     def _start(self, jobs: list[ClaimedJob]) -> None:
-        held = [Held(job=job, ctx=context_for(self._alias, job)) for job in jobs]
+        held = []
+        for job in jobs:
+            try:
+                held.append(Held(job=job, ctx=context_for(self._alias, job)))
+            except Exception:
+                # A damaged row; its neighbours begin, and its lease brings it back.
+                logger.exception("job %d cannot begin", job.id)
         self._held.add(held)
         self._slots.give(held)
 
@@ -258,6 +304,7 @@ class Worker:
             logger.warning("job %d: its end came after its lease; it is not written", outcome.job)
         for outcome in report.damaged:
             logger.error("job %d has no open attempt row; it is left unchanged", outcome.job)
+        self._notice_retries(ended, report)
         self._nudge()
 
     # -- ending

@@ -41,9 +41,16 @@ class Loop:
     """
 
     def __init__(
-        self, name: str, alias: str, step: Callable[[], object], *, interval: Callable[[], float]
+        self,
+        name: str,
+        alias: str,
+        step: Callable[[], object],
+        *,
+        interval: Callable[[], float],
+        longest_backoff: float = BACKOFF_MAX_SECONDS,
     ) -> None:
         self.name = name
+        self._longest_backoff = longest_backoff
         self.failures = 0
         self.last_success = time.monotonic()
         self._alias = alias
@@ -69,10 +76,15 @@ class Loop:
         try:
             while not self._stopping:
                 in_a_row = 0 if self._try_step() else in_a_row + 1
-                self._wake.wait(backoff(in_a_row) if in_a_row else self._interval())
+                self._wake.wait(self._pause(in_a_row))
                 self._wake.clear()
         finally:
             connections.close_all()
+
+    def _pause(self, failures: int) -> float:
+        if not failures:
+            return self._interval()
+        return min(backoff(failures), self._longest_backoff)
 
     def _try_step(self) -> bool:
         try:

@@ -9,6 +9,8 @@ DJANGO_SECRET_KEY      required once DJANGO_DEBUG is off
 DJANGO_ALLOWED_HOSTS   comma separated
 SHOP_WEBHOOK_SECRET    what a payment message must carry; required as above
 SHOP_IMPORT_DIR        the folder from which CSV files may be imported
+SHOP_LEASE_SECONDS     how long the jobs of a killed worker rest
+SHOP_SHUTDOWN_SECONDS  how long a worker that stops lets its jobs finish
 """
 
 from pathlib import Path
@@ -82,11 +84,14 @@ if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-# On SQLite a lease must be longer than the longest timeout of a job (see the
-# import in shop/jobs.py). It is also how long the work of a killed worker rests
-# before another one takes it up.
+# A lease is how long the jobs of a killed worker rest before another one takes
+# them up. On SQLite it must be longer than the longest timeout of a job, so the
+# one is derived from the other.
+LEASE_SECONDS = env.float("SHOP_LEASE_SECONDS", default=60)
 DURABLE_JOBS = {
-    "LEASE_SECONDS": 60,
+    "LEASE_SECONDS": LEASE_SECONDS,
+    "TIMEOUT_SECONDS": 0.9 * LEASE_SECONDS,
+    "SHUTDOWN_SECONDS": env.float("SHOP_SHUTDOWN_SECONDS", default=30),
 }
 
 LANGUAGE_CODE = "en-us"

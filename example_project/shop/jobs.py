@@ -79,7 +79,7 @@ class ImportAirports:
     pause_seconds: float = 0.0  # after each chunk, so that you can watch or kill it
 
 
-@job("shop.import_airports", timeout=55, max_attempts=5, backoff=2)
+@job("shop.import_airports", max_attempts=5, backoff=2)
 def import_airports(ctx, payload: ImportAirports):
     """Import a file in chunks; go on after the last one that was committed."""
     try:

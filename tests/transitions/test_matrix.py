@@ -146,3 +146,13 @@ def test_one_statement_decides_the_end(changes, cancelled, left, status, attempt
         assert job.granted_attempts == 1, "a shutdown grants what it stopped"
     if status == "scheduled":
         assert job.run_at == NOW.replace(microsecond=5)
+
+
+def test_an_end_whose_answer_was_lost_is_found_written():
+    """The commit stood and the connection broke: the second try is no loss (FAULTS 10)."""
+    with FakeClock(NOW):
+        job = moves.build(Case(status=states.RUNNING, move="finish", token="right"))
+        first = moves.outcomes.finish("default", [moves.outcome(job, moves.CURRENT)])
+        again = moves.outcomes.finish("default", [moves.outcome(job, moves.CURRENT)])
+    assert first.written == again.written == {job.pk: "succeeded"}
+    assert again.lost == again.busy == again.damaged == []

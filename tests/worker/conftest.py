@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from django_durable_jobs.handlers import Registry, registry
+
+from .support import QUICK, Gate, Process, environment_with
+
+StartWorker = Callable[..., Process]
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate(tmp_path)
+
+
+@pytest.fixture
+def start_worker(child_environment: dict[str, str], tmp_path: Path) -> Iterator[StartWorker]:
+    """Start ``runjobs`` with arguments; ``durable_jobs`` are its settings.
+
+    The processes and their children are gone when the test is over.
+    """
+    started: list[Process] = []
+
+    def start(
+        *arguments: str,
+        durable_jobs: dict[str, Any] = QUICK,
+        variables: dict[str, str] | None = None,
+    ) -> Process:
+        environment = environment_with(child_environment, durable_jobs, **(variables or {}))
+        process = Process(environment, list(arguments), tmp_path / f"worker-{len(started)}.log")
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.end_now()
+
+
+@pytest.fixture
+def handlers() -> Iterator[Registry]:
+    """What the test registers with ``@job`` is forgotten afterwards."""
+    with registry.temporary():
+        yield registry
+
+
+@pytest.fixture
+def durable_jobs(settings: Any) -> Callable[..., None]:
+    """Change keys of ``DURABLE_JOBS`` in this process."""
+
+    def set_keys(**keys: Any) -> None:
+        settings.DURABLE_JOBS = {**settings.DURABLE_JOBS, **keys}
+
+    return set_keys

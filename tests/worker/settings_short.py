@@ -1,0 +1,18 @@
+"""The suite's settings with other values, for the processes that the worker's tests start.
+
+Environment variables:
+
+TEST_DURABLE_JOBS   the dict ``DURABLE_JOBS``, as JSON.
+TEST_CONN_MAX_AGE   ``CONN_MAX_AGE`` of the database, in seconds; "none" keeps connections.
+"""
+
+import json
+import os
+
+from tests.settings import *  # noqa: F403
+from tests.settings import DATABASES
+
+DURABLE_JOBS = json.loads(os.environ.get("TEST_DURABLE_JOBS", "{}"))
+
+if (_age := os.environ.get("TEST_CONN_MAX_AGE")) is not None:
+    DATABASES["default"]["CONN_MAX_AGE"] = None if _age == "none" else int(_age)

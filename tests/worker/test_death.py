@@ -1,0 +1,159 @@
+"""Dead workers, live leases, and late writes of a token that is not current any more."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+
+from django_durable_jobs.exceptions import LeaseLost
+from django_durable_jobs.models import Job
+from django_durable_jobs.transitions.claims import block_claimed, give_back
+from django_durable_jobs.transitions.leases import renew
+from django_durable_jobs.transitions.outcomes import (
+    Outcome,
+    finish,
+    record_checkpoint,
+    record_progress,
+)
+
+from ..testapp import jobs
+from .conftest import StartWorker
+from .support import SHORT, Gate, attempts, change, fresh, is_alive, row, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture(autouse=True)
+def short(durable_jobs: Callable[..., None]) -> None:
+    """A job keeps the timeout of its submitter, and on SQLite a lease must be longer."""
+    durable_jobs(**SHORT)
+
+
+def outcome_of(job: int, token: str) -> Outcome:
+    return Outcome(
+        job=job, token=token, status="succeeded", outcome="returned", final_status="succeeded"
+    )
+
+
+def lose(write: Callable[[], None]) -> None:
+    with pytest.raises(LeaseLost):
+        write()
+
+
+def test_another_worker_runs_the_job_of_a_killed_one_and_late_writes_are_refused(
+    start_worker: StartWorker, gate: Gate
+) -> None:
+    job = jobs.gated.submit(jobs.Gate(**gate.payload("work")))
+    first = start_worker("--processes=0", "--name=first", durable_jobs=SHORT)
+    _, old = gate.begun("work", 1).split()
+    first.send(signal.SIGKILL)
+    assert first.ends() == -signal.SIGKILL
+    assert fresh(job).status == "running"
+
+    second = start_worker("--processes=0", "--name=second", durable_jobs=SHORT)
+    _, new = gate.begun("work", 2).split()
+    running = fresh(job)
+    assert (running.status, running.lease_token) == ("running", new)
+    assert Job.objects.execution_status(old) == "ended"
+
+    # The newer attempt is running while every write of the older one comes in. Its lease is
+    # renewed meanwhile, so that is left out of what must not have moved.
+    def unmoved() -> object:
+        (of_job,), of_attempts = row(job)
+        names = [field.attname for field in Job._meta.concrete_fields]
+        kept = {k: v for k, v in zip(names, of_job, strict=True) if k != "lease_expires_at"}
+        return kept, of_attempts
+
+    before = unmoved()
+    lose(lambda: record_progress("default", job.pk, old, 0.5, "late"))
+    lose(lambda: record_checkpoint("default", job.pk, old, '"late"'))
+    assert renew("default", [(job.pk, old)], lease_seconds=600) == set()
+    report = finish("default", [outcome_of(job.pk, old)])
+    assert (report.written, report.busy, report.damaged) == ({}, [], [])
+    assert [one.token for one in report.lost] == [old]
+    assert give_back("default", [(job.pk, old)]) == {}
+    assert block_claimed("default", [(job.pk, old, "corrupt_payload")]) == {}
+    assert unmoved() == before
+
+    gate.open("work")
+    until(lambda: fresh(job).status == "succeeded")
+    second.send()
+    assert second.ends() == 0
+    done = fresh(job)
+    assert (done.result, done.attempt_count) == ({"attempt": 2}, 2)
+    lost, won = attempts(job)
+    assert (lost.status, lost.outcome, lost.error_category) == ("interrupted", "lost", "lost")
+    assert (lost.token, lost.worker) == (old, "first")
+    assert (won.status, won.outcome, won.worker) == ("succeeded", "returned", "second")
+    assert lost.finished_at <= won.started_at
+
+
+def test_a_handler_four_times_longer_than_the_lease_is_started_once(
+    start_worker: StartWorker, gate: Gate, is_postgres: bool
+) -> None:
+    if not is_postgres:
+        pytest.skip("on SQLite every attempt ends before its lease does")
+    job = jobs.gated.submit(jobs.Gate(**gate.payload("long")))
+    workers = [start_worker("--processes=0", durable_jobs=SHORT) for _ in range(2)]
+    gate.begun("long")
+    first_expiry = fresh(job).lease_expires_at
+    lease = SHORT["LEASE_SECONDS"]
+    until(
+        lambda: (fresh(job).lease_expires_at - first_expiry).total_seconds() > 4 * lease,
+        "the lease to be renewed",
+    )
+    gate.open("long")
+    until(lambda: fresh(job).status == "succeeded")
+    for worker in workers:
+        worker.send()
+    assert [worker.ends() for worker in workers] == [0, 0]
+    assert fresh(job).attempt_count == 1
+    assert [attempt.status for attempt in attempts(job)] == ["succeeded"]
+    assert not gate.has_begun("long", 2)
+
+
+def test_a_handler_that_ends_its_process_runs_out_of_executions(
+    start_worker: StartWorker, gate: Gate
+) -> None:
+    job = jobs.suicidal.submit(jobs.Gate(**gate.payload("crash")))
+    worker = start_worker("--processes=1", durable_jobs=SHORT)
+    until(lambda: fresh(job).is_terminal, "the job to end")
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    ended = fresh(job)
+    assert (ended.status, ended.error_category, ended.attempt_count) == ("interrupted", "lost", 2)
+    assert [attempt.outcome for attempt in attempts(job)] == ["lost", "lost"]
+    assert gate.has_begun("crash", 2)
+
+
+def test_the_supervisor_replaces_a_killed_child_and_drains_all_on_sigterm(
+    start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
+) -> None:
+    # The lease of the killed one is made to expire by hand; the other one runs on meanwhile.
+    settings = {**SHORT, "LEASE_SECONDS": 21, "TIMEOUT_SECONDS": 20}
+    durable_jobs(**settings)
+    names = ["one", "two"]
+    held = [jobs.gated.submit(jobs.Gate(**gate.payload(name))) for name in names]
+    worker = start_worker("--processes=2", "--threads=1", "--name=twin", durable_jobs=settings)
+    pids = {name: int(gate.begun(name).split()[0]) for name in names}
+    # One thread each: the two jobs run in the two children.
+    assert set(pids.values()) == set(worker.children())
+    os.kill(pids["one"], signal.SIGKILL)
+    until(lambda: not is_alive(pids["one"]))
+    change(held[0], lease_expires_at=1)
+    successor = int(gate.begun("one", 2).split()[0])
+    assert successor not in pids.values()
+    assert set(worker.children()) == {successor, pids["two"]}
+
+    worker.send()
+    for name in names:
+        gate.open(name)
+    assert worker.ends() == 0, worker.output()
+    assert [fresh(job).status for job in held] == ["succeeded", "succeeded"]
+    assert [attempt.outcome for attempt in attempts(held[0])] == ["lost", "returned"]
+    assert [attempt.outcome for attempt in attempts(held[1])] == ["returned"]
+    workers = {attempt.worker for job in held for attempt in attempts(job)}
+    assert workers == {"twin/1", "twin/2"}
