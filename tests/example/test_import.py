@@ -1,0 +1,136 @@
+"""The real import, and what can happen to its worker in the middle."""
+
+from __future__ import annotations
+
+import signal
+
+from ..worker.support import until
+from .shop import JOB, Import, Shop, open_shop, packaged_rows, start_import
+
+POLL_SECONDS = 1.0  # the default, which the example keeps
+SECOND = 1_000_000  # instants are stored in microseconds
+CHUNK = 500
+
+
+def assert_imported_once(shop: Shop, imported: Import) -> None:
+    total = packaged_rows()
+    assert total > 20_000
+    assert imported.written() == total
+    assert shop.count("shop_airport") == total
+    assert imported.job("status", "progress", "error_category") == ("succeeded", 1.0, None)
+    assert imported.checkpoint() == total
+
+
+def assert_goes_on_after_the_checkpoint(imported: Import, rows_before: int) -> None:
+    """The first attempt wrote just those rows, the second one all the others."""
+    by_attempt = {1: 0, 2: 0}
+    for first_row, rows, attempt in imported.chunks():
+        assert (attempt == 1) == (first_row < rows_before), (first_row, attempt)
+        by_attempt[attempt] += rows
+    assert by_attempt[1] == rows_before > 0
+    assert by_attempt[2] > 0
+
+
+def test_another_worker_goes_on_after_the_last_chunk_of_a_killed_one(shop: Shop) -> None:
+    # The job keeps the timeout of its submitter: below this lease, as SQLite wants it.
+    lease = {"SHOP_LEASE_SECONDS": "6"}
+    imported = start_import(shop, 0.02, **lease)
+    first = shop.work("--name=first", **lease)
+    imported.reaches(30 * CHUNK)
+    first.kill()
+
+    rows_before = imported.written()
+    assert imported.status() == "running"
+    assert imported.checkpoint() == rows_before == shop.count("shop_airport")
+    assert rows_before < packaged_rows()
+
+    second = shop.work("--name=second", **lease)
+    until(imported.ended, "the second worker to finish it")
+    second.send()
+    assert second.ends() == 0, second.output()
+    assert_imported_once(shop, imported)
+    assert_goes_on_after_the_checkpoint(imported, rows_before)
+    assert imported.attempts("number", "status", "outcome", "worker") == [
+        (1, "interrupted", "lost", "first/1"),
+        (2, "succeeded", "returned", "second/1"),
+    ]
+
+
+def test_sigterm_lets_an_import_finish(shop: Shop) -> None:
+    imported = start_import(shop, 0.01)
+    worker = shop.work()
+    imported.reaches(CHUNK)
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0, worker.output()
+    assert_imported_once(shop, imported)
+    assert imported.attempts("number", "status", "outcome") == [(1, "succeeded", "returned")]
+
+
+def test_sigterm_requeues_what_takes_longer_than_the_shutdown(shop: Shop) -> None:
+    imported = start_import(shop, 0.02)
+    worker = shop.work(SHOP_SHUTDOWN_SECONDS="0.2")
+    imported.reaches(2 * CHUNK)
+    worker.send(signal.SIGTERM)
+    assert worker.ends() == 0, worker.output()
+
+    rows_before = imported.written()
+    assert imported.checkpoint() == rows_before < packaged_rows()
+    assert imported.job("status", "attempt_count", "granted_attempts") == ("queued", 1, 1)
+    assert imported.attempts("number", "status", "outcome") == [(1, "interrupted", "stopped")]
+
+    again = shop.work("--drain")
+    assert again.ends() == 0, again.output()
+    assert_imported_once(shop, imported)
+    assert_goes_on_after_the_checkpoint(imported, rows_before)
+    assert [status for (status,) in imported.attempts("status")] == ["interrupted", "succeeded"]
+
+
+def test_the_pages_show_an_import_and_cancel_it(shop: Shop) -> None:
+    pause = 0.1
+    worker = shop.work()
+    with open_shop(shop) as browser:
+        page = browser.submit("/imports/", source="", speed=str(pause)).location
+        imported = Import(shop, int(page.strip("/").rpartition("/")[2]))
+        # A second request for one finds the one that is live.
+        assert browser.submit("/imports/", source="", speed="0.0").location == page
+        assert shop.count(JOB) == 1
+
+        seen = [browser.get(f"{page}status/").json()]
+
+        def goes_on() -> bool:
+            seen.append(browser.get(f"{page}status/").json())
+            return seen[-1]["rows"] >= 6 * CHUNK
+
+        until(goes_on, "the page to count the rows")
+        running = [status for status in seen if status["rows"]]
+        assert {status["status"] for status in running} == {"running"}
+        assert {(status["finished"], status["can_cancel"]) for status in running} == {(False, True)}
+        for figure in ("rows", "percent"):
+            values = [status[figure] for status in seen]
+            assert values == sorted(values)
+            assert len(set(values)) > 3, values
+        html = browser.get(page)
+        assert html.status == 200
+        assert "Running" in html.text
+        assert "Cancel the import" in html.text
+        for address in ("/imports/", "/jobs/", "/orders/"):
+            assert browser.get(address).status == 200
+        assert page in browser.get("/imports/").text
+
+        assert browser.submit(f"{page}cancel/", page=page).location == page
+        until(imported.ended, "the import to stop")
+        status = browser.get(f"{page}status/").json()
+        assert (status["status"], status["text"]) == ("cancelled", "Cancelled")
+        assert (status["finished"], status["can_cancel"]) == (True, False)
+        assert "Cancel the import" not in browser.get(page).text
+
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    (attempt,) = imported.attempts("status", "outcome", "cancel_requested_at", "finished_at")
+    assert attempt[:2] == ("cancelled", "stopped")
+    # Two polls until the handler can know, one chunk until it asks, and a busy machine.
+    assert (attempt[3] - attempt[2]) / SECOND < 2 * POLL_SECONDS + pause + 1
+    assert imported.job("status", "result") == ("cancelled", None)
+    rows = imported.written()
+    assert 6 * CHUNK <= rows < packaged_rows()
+    assert status["rows"] == rows == imported.checkpoint() == shop.count("shop_airport")
