@@ -10,6 +10,7 @@ from django.db import connections, router
 from . import conf
 from .dialects import version_problems
 from .handlers import registry
+from .policies import lease_problems
 
 TAG = "durable_jobs"
 
@@ -68,6 +69,19 @@ def check_database(**kwargs: Any) -> list[checks.CheckMessage]:
             hint=f'Point {conf.SETTING}["DATABASE"] to such a database.',
             id="django_durable_jobs.E004",
         )
+    ]
+
+
+@checks.register(TAG)
+def check_leases(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E005: on SQLite the lease is not longer than a timeout, so that no worker would start."""
+    if conf.problems():
+        return []
+    alias = conf.settings.DATABASE
+    if connections[alias].vendor not in ("postgresql", "sqlite"):
+        return []
+    return [
+        checks.Error(problem, id="django_durable_jobs.E005") for problem in lease_problems(alias)
     ]
 
 

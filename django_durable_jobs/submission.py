@@ -166,7 +166,14 @@ def _encode(handler: Handler[..., Any], payload: Any) -> str:
             f'handler "{handler.name}" takes no payload: leave it out, or declare'
             " handler(ctx, payload: T)."
         )
-    return handler.codec.encode(payload)
+    try:
+        return handler.codec.encode(payload)
+    except InvalidSubmission as error:
+        if payload is None:
+            raise InvalidSubmission(
+                f'handler "{handler.name}" takes a payload, and none was given.'
+            ) from None
+        raise InvalidSubmission(f'handler "{handler.name}": {error}') from None
 
 
 def _text(name: str, value: str | None, maximum: int) -> str | None:

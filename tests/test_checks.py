@@ -78,7 +78,7 @@ def test_a_handler_that_the_settings_cannot_run() -> None:
 
         assert ours("django_durable_jobs.E002") == []
         with override_settings(DURABLE_JOBS={"MAX_TIMEOUT_SECONDS": 59}):
-            [error] = ours()
+            [error] = ours("django_durable_jobs.E002")
     assert error.id == "django_durable_jobs.E002"
     assert "'tests.slow'" in error.msg and "MAX_TIMEOUT_SECONDS" in error.msg
 
@@ -321,3 +321,23 @@ def test_an_option_that_is_no_number_ends_with_2() -> None:
     assert result.returncode == 2
     assert "argument --threads: invalid int value: 'many'" in result.stderr
     assert TRACEBACK not in result.stderr
+
+
+# E005: leases ---------------------------------------------------------------------------------
+
+
+def test_a_lease_that_cannot_hold_a_timeout_is_told_before_a_worker_starts(
+    is_postgres: bool,
+) -> None:
+    with registry.temporary(), override_settings(DURABLE_JOBS={"LEASE_SECONDS": 20}):
+
+        @job("tests.slow", timeout=20)
+        def slow(ctx: Any) -> None: ...
+
+        found = [error.msg for error in ours("django_durable_jobs.E005")]
+    if is_postgres:
+        assert found == []
+    else:
+        by_setting, by_handler = found
+        assert "TIMEOUT_SECONDS" in by_setting
+        assert '"tests.slow"' in by_handler

@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from django.db import transaction
 
-from django_durable_jobs import TransactionActive, job
+from django_durable_jobs import JobCancelled, TransactionActive, job
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, LiveWorker
-from django_durable_jobs.testing import FakeClock, drain
+from django_durable_jobs.testing import FakeClock, context, drain
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -140,3 +140,24 @@ def test_jobs_that_stage_each_other_come_to_an_end():
 def test_one_fake_clock_at_a_time():
     with FakeClock(START), pytest.raises(RuntimeError), FakeClock(START):
         pass
+
+
+def test_a_handler_is_called_plainly_with_a_context_that_records():
+    @job("testing.plain")
+    def plain(ctx, payload: dict[str, int]) -> int:
+        ctx.check()
+        ctx.progress(0.5, "half")
+        ctx.checkpoint({"row": ctx.checkpoint_value + payload["n"]})
+        ctx.complete(None)
+        ctx.complete("done")
+        return ctx.attempt
+
+    ctx = context(attempt=2, checkpoint_value=40)
+    assert plain(ctx, {"n": 2}) == 2
+    assert ctx.reported.progress == [(0.5, "half")]
+    assert ctx.reported.checkpoints == [{"row": 42}]
+    assert ctx.reported.completed == [None, "done"]
+    with pytest.raises(JobCancelled):
+        plain(context(cancelled=True), {"n": 2})
+    with pytest.raises(ValueError, match="number from 0 to 1"):
+        context().progress(2)

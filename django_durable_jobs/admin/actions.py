@@ -46,7 +46,10 @@ class RetryOptions(forms.Form):
         max_value=EXTRA_ATTEMPTS_MAX,
         initial=0,
         help_text=format_lazy(
-            gettext_lazy("Granted to each job beside what it has left, up to {max}."),
+            gettext_lazy(
+                "Granted to each job beside what it has left, up to {max}. A job that has used"
+                " all its executions needs 1 at least."
+            ),
             max=EXTRA_ATTEMPTS_MAX,
         ),
     )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from django.contrib import admin
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
 from ..models import LiveWorker, OperatorAction, QueuePause, ScheduleCursor
+from ..transitions.workers import LIVE_SECONDS
 from . import displays
 from .base import ReadOnlyAdmin
 
@@ -38,7 +42,16 @@ class ScheduleCursorAdmin(ReadOnlyAdmin):
 class LiveWorkerAdmin(ReadOnlyAdmin):
     """The worker processes that say they live, and when they said so last."""
 
-    list_display = ("id", "name", "host", "pid", "queues_shown", "started_shown", "seen_shown")
+    list_display = (
+        "id",
+        "name",
+        "is_live",
+        "host",
+        "pid",
+        "queues_shown",
+        "started_shown",
+        "seen_shown",
+    )
     fields = (
         "name",
         "host",
@@ -50,6 +63,11 @@ class LiveWorkerAdmin(ReadOnlyAdmin):
         "seen_shown",
     )
     readonly_fields = fields
+
+    @admin.display(description=_("live"), boolean=True)
+    def is_live(self, worker: LiveWorker) -> bool:
+        """By this host's clock; a killed worker's row stays until another one starts."""
+        return bool(worker.last_seen_at > timezone.now() - timedelta(seconds=LIVE_SECONDS))
 
     @admin.display(description=_("queues"))
     def queues_shown(self, worker: LiveWorker) -> str:

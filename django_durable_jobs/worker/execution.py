@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -133,13 +135,13 @@ def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Ou
         result = call(handler, *arguments)
     except LeaseLost:
         if ctx.completion_stands():
-            logger.warning("handler %s lost its lease after it completed", handler.name)
+            logger.warning("%s lost its lease after it completed", _named(dispatch.job))
         return None
     # Whatever leaves a handler ends its attempt, SystemExit and KeyboardInterrupt included:
     # they were raised by its code, in its thread, and the slot must be clean for the next job.
     except BaseException as error:
         if ctx.completion_stands():
-            _log(handler.name, error)
+            _log(dispatch.job, error)
             return None
         return _raised(dispatch, ctx, error)
     if ctx.completed:
@@ -162,6 +164,7 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
     try:
         text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
     except NotStorable as error:
+        logger.error("%s returned what cannot be stored: %s", _named(dispatch.job), error)
         return _failure(dispatch, error, category=states.INVALID_RESULT, retryable=False)
     return Outcome(
         job=dispatch.job.id,
@@ -196,7 +199,10 @@ def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcom
         return _stopped(dispatch, error, status=states.INTERRUPTED)
     if ctx.overdue():
         return _timed_out(dispatch, error)
-    _log(dispatch.job.handler, error)
+    if isinstance(error, PermanentError | RetryLater):
+        logger.warning("%s raised %s on purpose", _named(dispatch.job), type(error).__name__)
+    else:
+        _log(dispatch.job, error)
     if isinstance(error, PermanentError):
         return _failure(dispatch, error, category=states.PERMANENT, retryable=False)
     return _failure(dispatch, error, category=states.HANDLER_ERROR, retryable=True)
@@ -216,7 +222,7 @@ def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome
 
 
 def _timed_out(dispatch: Dispatch, error: BaseException) -> Outcome:
-    logger.warning("handler %s passed its timeout", dispatch.job.handler)
+    logger.warning("%s passed its timeout", _named(dispatch.job))
     return _failure(
         dispatch,
         error,
@@ -284,16 +290,21 @@ def _described(describe: Callable[[BaseException], str | None], error: BaseExcep
         return "an exception that cannot be described"
 
 
-def _log(handler: str, error: BaseException) -> None:
+def _named(job: ClaimedJob) -> str:
+    """Name an attempt in a log line."""
+    return f"job {job.job_id} (attempt {job.attempt_count} of handler {job.handler})"
+
+
+def _log(job: ClaimedJob, error: BaseException) -> None:
     """Log with the whole traceback, if it has an end."""
     try:
         kind = type(error).__name__
         if _has_end(error):
-            logger.error("handler %s raised %s", handler, kind, exc_info=error)
+            logger.error("%s raised %s", _named(job), kind, exc_info=error)
         else:
-            logger.error("handler %s raised %s\n%s", handler, kind, _formatted(error))
+            logger.error("%s raised %s\n%s", _named(job), kind, _formatted(error))
     except BaseException:
-        logger.exception("handler %s raised what cannot be logged", handler)
+        logger.exception("%s raised what cannot be logged", _named(job))
 
 
 def summary(error: BaseException) -> str:
@@ -309,13 +320,28 @@ def summary(error: BaseException) -> str:
 
 
 def _place(trace: TracebackType | None) -> str:
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
+    """Give the innermost place in the project's own code; without any, the innermost of all."""
+    place = own = None
+    while trace is not None:
+        place = trace
+        if not _is_library(trace.tb_frame.f_code.co_filename):
+            own = trace
         trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    module = trace.tb_frame.f_globals.get("__name__", "?")
-    return f"{module}:{code.co_name}:{trace.tb_lineno}"
+    shown = own or place
+    if shown is None:
+        return ""
+    frame = shown.tb_frame
+    module = frame.f_globals.get("__name__", "?")
+    return f"{module}:{frame.f_code.co_name}:{shown.tb_lineno}"
+
+
+_PACKAGE = str(Path(__file__).parent.parent)
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
+
+
+def _is_library(file: str) -> bool:
+    """Tell the files of this package, of installed packages and of Python itself."""
+    return file.startswith((_PACKAGE, _STANDARD_LIBRARY, "<frozen")) or "site-packages" in file
 
 
 def _stored_traceback(error: BaseException) -> str | None:

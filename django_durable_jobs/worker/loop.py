@@ -91,8 +91,9 @@ class Worker:
             Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
             Loop("hard limit", self._alias, self._hard_limit.step, interval=poll),
         ]
-        if not options.until_idle:
+        if not options.once:
             self._loops.append(self._chores_loop)
+        if not options.until_idle:
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
             )
@@ -115,6 +116,7 @@ class Worker:
                 loop.stop()
             self._call.stop()
             self._presence.leave()
+            logger.info("worker %s ends; it finished %d attempts", self.options.name, self.finished)
 
     # -- claiming
 
@@ -214,7 +216,8 @@ class Worker:
         recover = now >= self._next_recovery
         if recover:
             self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
-        if run_passes(self._alias, self._serving, recover=recover):
+        patient = not self.options.drain
+        if run_passes(self._alias, self._serving, patient=patient, recover=recover):
             self._nudge()
 
     def _until_chores(self) -> float:
@@ -300,6 +303,8 @@ class Worker:
         """Let go of the jobs whose end is written, or that are not ours any more."""
         self._held.remove([outcome.token for outcome in ended])
         self.finished += len(report.written)
+        if logger.isEnabledFor(logging.DEBUG):
+            _log_ends(ended, report)
         for outcome in report.lost:
             logger.warning("job %d: its end came after its lease; it is not written", outcome.job)
         for outcome in report.damaged:
@@ -344,3 +349,11 @@ class Worker:
                 self._wake.get(timeout=min(left, 1.0))
             except queue.Empty:
                 continue
+
+
+def _log_ends(ended: list[Outcome], report: FinishReport) -> None:
+    """One line for each attempt whose end is written."""
+    for outcome in ended:
+        status = report.written.get(outcome.job)
+        if status is not None:
+            logger.debug("job %d: the handler %s, now %s", outcome.job, outcome.outcome, status)

@@ -19,6 +19,7 @@ from ..dialects import dialect_for, version_problems
 from ..exceptions import InvalidSubmission
 from ..handlers import registry
 from ..payloads import check_text
+from ..policies import lease_problems
 
 
 class InvalidOptions(Exception):
@@ -83,6 +84,8 @@ def build_options(
         once=once,
         max_jobs=None if max_jobs is None else _whole("--max-jobs", max_jobs, 1, 2**63 - 1),
     )
+    if options.queues is not None and not set(options.queues) - set(options.excluded_queues):
+        raise InvalidOptions("--exclude-queues leaves no queue of --queues: name one to serve.")
     _check_database(options)
     return options
 
@@ -140,22 +143,5 @@ def _check_database(options: WorkerOptions) -> None:
         )
     if Path(database).is_dir():
         raise InvalidOptions(f'the NAME of database "{options.alias}" is a folder: name a file.')
-    for problem in lease_problems(float(settings.LEASE_SECONDS)):
+    for problem in lease_problems(options.alias):
         raise InvalidOptions(problem)
-
-
-def lease_problems(lease: float) -> list[str]:
-    """Say which timeouts a lease cannot hold on SQLite, where renewals may fail (4.6)."""
-    found = []
-    if lease <= settings.TIMEOUT_SECONDS:
-        found.append(
-            f'DURABLE_JOBS["LEASE_SECONDS"] ({lease:g}) must be longer than "TIMEOUT_SECONDS"'
-            f" ({settings.TIMEOUT_SECONDS:g}) on SQLite: raise the one or lower the other."
-        )
-    found += [
-        f'handler "{handler.name}" has a timeout of {handler.effective_timeout:g} s, and on'
-        f' SQLite DURABLE_JOBS["LEASE_SECONDS"] ({lease:g}) must be longer.'
-        for handler in registry.all()
-        if handler.timeout is not None and handler.effective_timeout >= lease
-    ]
-    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from ..transitions.claims import queued_lanes
 from ..transitions.maintenance import exhaust, promote_due, waiting
 from ..transitions.recovery import recover_expired
 from ..transitions.workers import Capability, live_capabilities
+
+logger = logging.getLogger("django_durable_jobs.worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,9 @@ def run_passes(alias: str, serving: Serving, *, patient: bool = True, recover: b
     found = waiting(alias, recover=recover)
     moved = 0
     if found.recover:
-        moved += recover_expired(alias)
+        moved += _told(recover_expired(alias), "recovered: the lease had expired")
     if found.exhaust:
-        exhaust(alias)
+        _told(exhaust(alias), "failed: no executions were left")
     if found.promote:
         moved += promote_due(alias)
     if found.release:
@@ -64,20 +67,30 @@ def run_passes(alias: str, serving: Serving, *, patient: bool = True, recover: b
     return moved
 
 
+def _told(jobs: int, what: str) -> int:
+    if jobs:
+        logger.info("%d jobs %s", jobs, what)
+    return jobs
+
+
 def _release(alias: str, serving: Serving) -> int:
-    return sum(release_lane(alias, lane) for lane in blocked_lanes(alias) if serving.runs(lane))
+    lanes = [lane for lane in blocked_lanes(alias) if serving.runs(lane)]
+    return _told(sum(release_lane(alias, lane) for lane in lanes), "released: this worker can run")
 
 
 def _block(alias: str, serving: Serving, *, patience: float) -> None:
     lanes = [lane for lane in queued_lanes(alias) if serving.serves(lane.queue)]
-    block_unholdable(alias, [lane for lane in lanes if serving.runs(lane)])
+    runnable = [lane for lane in lanes if serving.runs(lane)]
+    _told(block_unholdable(alias, runnable), "blocked: the lease cannot hold their timeout")
     foreign = [lane for lane in lanes if not serving.runs(lane)]
     if not foreign:
         return
     others = live_capabilities(alias)
     for lane in foreign:
         if not any(other.runs(lane) for other in others):
-            block_lane(alias, lane, _reason(lane, serving.handlers), patience=patience)
+            reason = _reason(lane, serving.handlers)
+            blocked = block_lane(alias, lane, reason, patience=patience)
+            _told(blocked, f"of handler {lane.handler} version {lane.version} blocked: {reason}")
 
 
 def _reason(lane: Lane, known: Iterable[Capability]) -> str:

@@ -69,7 +69,7 @@ BAD_OPTIONS = [
     ("colour", "red", "unknown option colour: use dedupe_key, job_id"),
 ]
 BAD_PAYLOADS = [
-    (ship, None, "expected"),
+    (ship, None, "takes a payload, and none was given"),
     (ship, {"number": 1}, "refused at"),
     (ship, Order("1"), "refused at"),  # type: ignore[arg-type]
     (ship, Order(1.0), "refused at"),  # type: ignore[arg-type]

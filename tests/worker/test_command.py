@@ -327,3 +327,26 @@ def test_a_refusal_is_one_line_and_an_exit_code(start_worker: StartWorker) -> No
     assert "LEASE_SECONDS" in worker.output()
     assert "Traceback" not in worker.output()
     assert worker.output().count("\n") == 1
+
+
+@committed
+def test_drain_takes_up_retries_while_another_job_still_runs(
+    handlers: Registry, durable_jobs: Callable[..., None]
+) -> None:
+    durable_jobs(POLL_SECONDS=0.1)
+    retried = threading.Event()
+
+    @job("tests.waits_for_the_retry", timeout=20)
+    def waits(ctx: JobContext) -> bool:
+        return retried.wait(15)
+
+    @job("tests.fails_once", backoff=0)
+    def fails_once(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("once")
+        retried.set()
+
+    waiting = waits.submit()
+    fails_once.submit()
+    drain(threads=2)
+    assert fresh(waiting).result is True

@@ -15,7 +15,7 @@ from ...worker.options import InvalidOptions, MigrationsMissing, WorkerOptions, 
 from ...worker.run import run_worker
 
 LOGGER = "django_durable_jobs"
-LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.INFO, 3: logging.DEBUG}
+LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
 
 
 class Command(BaseCommand):
@@ -29,7 +29,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--processes",
             type=int,
-            help="Worker processes under a supervisor; 0 works in this process.",
+            help="Worker processes under a supervisor; 0 (and --drain, --once): in this process.",
         )
         parser.add_argument("--threads", type=int, help="Handlers that run at a time per process.")
         parser.add_argument("--name", help="The worker's name, as attempts record it.")

@@ -1,0 +1,67 @@
+"""``context()``: what a handler needs to be called as the plain function that it is."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..worker.context import JobContext, Store
+
+
+@dataclass(slots=True)
+class Reported:
+    """What a handler reported to a context that writes to no database."""
+
+    progress: list[tuple[float, str]] = field(default_factory=list)
+    checkpoints: list[Any] = field(default_factory=list)
+    completed: list[Any] = field(default_factory=list)
+
+
+class TestContext(JobContext):
+    """A ``JobContext`` of no job: it records what the handler reports, in ``reported``."""
+
+    __test__ = False
+    __slots__ = ("reported",)
+    reported: Reported
+
+
+def context(
+    *,
+    attempt: int = 1,
+    max_attempts: int = 3,
+    job_id: str = "test",
+    scope: str = "",
+    queue: str = "default",
+    checkpoint_value: Any = None,
+    cancelled: bool = False,
+) -> TestContext:
+    """Make a context for a unit test that calls a handler as the plain function.
+
+    Values are checked as in production; nothing is fenced and nothing times out.
+    ``cancelled`` has ``ctx.check()`` raise ``JobCancelled``.
+    """
+    reported = Reported()
+    made = TestContext(
+        store=Store(
+            progress=lambda fraction, message: reported.progress.append((fraction, message)),
+            checkpoint=lambda text: reported.checkpoints.append(json.loads(text)),
+            fence=lambda: None,
+            complete=lambda text: reported.completed.append(text and json.loads(text)),
+            completion_stands=lambda: bool(reported.completed),
+        ),
+        job_id=job_id,
+        scope=scope,
+        queue=queue,
+        token=secrets.token_hex(16),
+        attempt=attempt,
+        max_attempts=max_attempts,
+        timeout=3600,
+        enforce_timeout=False,
+        checkpoint_value=checkpoint_value,
+    )
+    made.reported = reported
+    if cancelled:
+        made.mark_cancel_requested()
+    return made

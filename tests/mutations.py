@@ -1,0 +1,227 @@
+"""Take out one condition of the fence at a time; the tests must notice each.
+
+    python -m tests.mutations [name ...]
+    python -m tests._postgres -- python -m tests.mutations
+
+Works on a copy of the package and the tests in a temporary directory, for the database that
+the tests use (``tests.settings``). Prints a table; the exit status is 1 if a mutant survives
+its tests, or if its text is not found exactly once (then it must be written anew).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "django_durable_jobs"
+FENCE, RECOVERY, BLOCKING, MATRIX, RACES = (
+    f"tests/{name}.py"
+    for name in (
+        "transitions/test_fence",
+        "transitions/test_recovery",
+        "transitions/test_blocking",
+        "transitions/test_matrix",
+        "races/test_transition_races",
+    )
+)
+SECONDS = 60
+FAILED = 1  # pytest's exit status where tests have failed, and nothing else went wrong.
+
+STALE = f"{FENCE}::test_a_stale_holder_writes_nothing_while_the_newer_attempt_runs"
+DAMAGED = f"{FENCE}::test_a_job_without_exactly_its_attempt_is_left_as_it_is"
+NOT_RUNNING = f"{FENCE}::test_a_token_left_on_a_job_that_does_not_run_is_worth_nothing"
+AT_ITS_INSTANT = f"{FENCE}::test_a_lease_ends_at_its_instant"
+PAST_THE_LEASE = f"{FENCE}::test_waiting_for_a_lock_past_the_lease_loses_it"
+CANCELLED_FIRST = (
+    f"{FENCE}::test_a_cancel_that_committed_before_the_finish_wins_and_the_attempt_says_what_it_did"
+)
+TOLD_WHY = f"{FENCE}::test_a_handler_is_told_why_its_write_was_refused"
+HOLDS_UP_NOBODY = f"{FENCE}::test_a_locked_row_holds_up_nobody_else_of_its_group"
+FOREIGN_KEY = f"{FENCE}::test_a_foreign_key_to_the_job_holds_up_no_write"
+REPORTED = f"{FENCE}::test_a_damaged_job_is_reported_once_and_its_neighbours_are_written"
+STILL_QUEUED = f"{BLOCKING}::test_a_job_that_is_claimed_meanwhile_is_not_blocked"
+EXPIRED_ONLY = f"{RECOVERY}::test_only_the_expired_are_touched"
+NEVER_HIDE = f"{RECOVERY}::test_rows_that_cannot_be_recovered_never_hide_the_next"
+OLD_SNAPSHOT = f"{RACES}::test_a_claim_with_an_old_snapshot_takes_no_job_twice"
+UNDONE_CANCELLED = f"{BLOCKING}::test_a_claim_that_is_undone_after_a_cancel_ends_cancelled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A file with texts replaced, each of which must stand in it exactly once."""
+
+    name: str
+    file: str
+    changes: Sequence[tuple[str, str]]
+    tests: Sequence[str]
+
+
+def _one(name: str, file: str, before: str, after: str, *tests: str) -> Mutant:
+    return Mutant(name=name, file=file, changes=[(before, after)], tests=tests)
+
+
+_P, _S = "dialects/postgresql.py", "dialects/sqlite.py"
+_EARLY = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
+
+POSTGRESQL = [
+    _one("the job's status", _P, "WHERE o.status = 'running'", "WHERE true", NOT_RUNNING),
+    _one("the job's token", _P, " AND o.lease_token = o.token", "", STALE),
+    _one("the lease", _P, " AND o.lease_expires_at > o.now", "", AT_ITS_INSTANT),
+    _one("the clock: the statement's", _P, "locked.*, {now} AS now", f"locked.*, {_EARLY} AS now",
+         PAST_THE_LEASE),
+    Mutant(
+        name="the clock: read before the lock",
+        file=_P,
+        changes=[
+            ("{locked}{extra} FROM {JOBS}", "{locked}{extra}, {now} AS now FROM {JOBS}"),
+            ("SELECT locked.*, {now} AS now FROM locked", "SELECT locked.* FROM locked"),
+        ],
+        tests=[PAST_THE_LEASE],
+    ),
+    _one("the lock", _P, " ORDER BY j.id{_ROW_LOCK} OF j{skip}", " ORDER BY j.id", PAST_THE_LEASE),
+    _one("the lock is skipped", _P, 'skip = "" if wait else " SKIP LOCKED"', 'skip = ""',
+         HOLDS_UP_NOBODY),
+    _one("the lock leaves keys alone", _P, '" FOR NO KEY UPDATE"', '" FOR UPDATE"', FOREIGN_KEY),
+    _one("the attempt's job", _P, "JOIN o ON a.job_id = o.id\"", 'JOIN o ON true"', DAMAGED),
+    _one("the attempt's token", _P, " AND a.token = o.token", "", DAMAGED),
+    _one("the attempt's number", _P, " AND a.number = o.attempt_count", "", DAMAGED),
+    _one("the attempt's status", _P, " AND a.status = 'running'\"", '"', DAMAGED),
+    _one("the attempt is there", _P, "j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING",
+         "j.id = o.id RETURNING", DAMAGED),
+    _one("a claim's lock", _P, "LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
+         OLD_SNAPSHOT),
+]  # fmt: skip
+
+_OWN = "        with self.own(alias, lock_timeout=lock_timeout):\n            return self._fenced("
+_READ = 'given, params = self.rows(move.inputs, values)\n        params["now"] = host_now()'
+
+SQLITE = [
+    _one("the job's status", _S, "WHERE j.status = 'running' AND", "WHERE", NOT_RUNNING),
+    _one("the job's token", _S, " AND j.lease_token = i.token", "", STALE),
+    _one("the lease", _S, " AND j.lease_expires_at > {NOW}", "", AT_ITS_INSTANT),
+    Mutant(
+        name="the clock: read before BEGIN",
+        file=_S,
+        changes=[
+            (_OWN, "        self.early = host_now()\n" + _OWN),
+            (_READ, _READ.replace("host_now()", 'getattr(self, "early", None) or host_now()')),
+        ],
+        tests=[PAST_THE_LEASE],
+    ),
+    _one("the clock: read before the writer", _S, "self._fetch(alias, TAKE_WRITER)", "pass",
+         PAST_THE_LEASE),
+    _one("the attempt's job", _S, '"a.job_id = o.id AND a.token', '"a.token', DAMAGED),
+    _one("the attempt's token", _S, " AND a.token = o.token AND", " AND", DAMAGED),
+    _one("the attempt's number", _S, " AND a.number = o.attempt_count", "", DAMAGED),
+    _one("the attempt's status", _S, "open_ = \"a.status = 'running'\"", 'open_ = "1 = 1"',
+         DAMAGED),
+    _one("the attempt is there", _S,
+         'narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"', 'narrowed = ""',
+         DAMAGED),
+]  # fmt: skip
+
+_IS_CANCELLED = '_CANCELLED = "o.cancel_requested_at IS NOT NULL"'
+
+BOTH = [
+    _one("a cancel, at the finish", "transitions/outcomes.py", _IS_CANCELLED,
+         '_CANCELLED = "1 = 0"', CANCELLED_FIRST),
+    _one("a cancel, at a progress", "transitions/outcomes.py",
+         'condition="o.cancel_requested_at IS NULL AND ', 'condition="', TOLD_WHY),
+    _one("a cancel, at an undone claim", "transitions/claims.py", _IS_CANCELLED,
+         '_CANCELLED = "1 = 0"', UNDONE_CANCELLED),
+    _one("what damaged means", "transitions/_fence.py", "a.number = j.attempt_count AND ", "",
+         REPORTED),
+    _one("the lease, at a recovery", "transitions/recovery.py",
+         " AND j.lease_expires_at <= {dialect_for(alias).now()}", "", EXPIRED_ONLY),
+    _one("the rows that hide the next", "transitions/_pages.py", "if len(page) < PAGE:",
+         "if len(page) < PAGE or stuck:", NEVER_HIDE),
+    _one("the source of a pass", "transitions/_pages.py", "WHERE status = '{source}' AND id",
+         "WHERE id", STILL_QUEUED),
+]  # fmt: skip
+
+
+def main(names: Sequence[str]) -> int:
+    database = "postgres" if os.environ.get("TEST_DATABASE") == "postgres" else "sqlite"
+    mutants = [*(POSTGRESQL if database == "postgres" else SQLITE), *BOTH]
+    chosen = [one for one in mutants if not names or one.name in names]
+    print(f"Mutants on {database}: {len(chosen)}")
+    with tempfile.TemporaryDirectory(prefix="durable-jobs-mutants-") as folder:
+        copy = _copy(Path(folder))
+        everything = dict.fromkeys(test for one in chosen for test in one.tests)
+        if _run(copy, everything) != 0:
+            print("The tests fail without any mutant; nothing can be said.")
+            return 1
+        survivors = [one.name for one in chosen if not _is_killed(copy, one)]
+    print(f"Survived: {', '.join(survivors)}" if survivors else "All were noticed.")
+    return 1 if survivors or not chosen else 0
+
+
+def _copy(folder: Path) -> Path:
+    without = shutil.ignore_patterns("__pycache__")
+    for name in (PACKAGE, "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=without)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    ask = f"import {PACKAGE}; print({PACKAGE}.__file__)"
+    found = subprocess.run(
+        [sys.executable, "-c", ask], cwd=folder, env=_environment(folder), capture_output=True,
+        text=True, check=True,
+    )  # fmt: skip
+    if not Path(found.stdout.strip()).resolve().is_relative_to(folder.resolve()):
+        raise SystemExit(f"another copy of the package is in the way: {found.stdout}")
+    return folder
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    # Without bytecode: two mutants of one second and one length would be taken for the same.
+    return {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def _is_killed(copy: Path, mutant: Mutant) -> bool:
+    path = copy / PACKAGE / mutant.file
+    original = changed = path.read_text()
+    for before, after in mutant.changes:
+        if changed.count(before) != 1:
+            print(f"  {mutant.name:36} ?? stands {changed.count(before)} times in {mutant.file}")
+            return False
+        changed = changed.replace(before, after)
+    path.write_text(changed)
+    began = time.monotonic()
+    try:
+        status = _run(copy, mutant.tests)
+    finally:
+        path.write_text(original)
+    killed = status == FAILED
+    answer = (
+        "noticed" if killed else "SURVIVED" if status == 0 else f"?? pytest ended with {status}"
+    )
+    print(f"  {mutant.name:36} {answer:10} {time.monotonic() - began:5.1f} s", flush=True)
+    return killed
+
+
+def _run(copy: Path, tests: Iterable[str]) -> int:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
+    run = subprocess.run(
+        command,
+        cwd=copy,
+        env=_environment(copy),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS * 4,
+    )
+    if run.returncode not in (0, FAILED):
+        print(run.stdout[-4000:])
+    return run.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
