@@ -23,12 +23,20 @@ class JobQuerySet(models.QuerySet["Job"]):
         return self.filter(scope_hash=scope_digest(scope))
 
 
-class JobManager(models.Manager.from_queryset(JobQuerySet)):  # type: ignore[misc]
-    """``Job.objects``, on ``DURABLE_JOBS["DATABASE"]`` unless told otherwise (CONTRACT 7.5)."""
+class DurableManager(models.Manager[Any]):
+    """Reads ``DURABLE_JOBS["DATABASE"]`` unless told otherwise (CONTRACT 7.5).
 
-    def get_queryset(self) -> JobQuerySet:
-        alias = self._db or settings.DATABASE
-        return JobQuerySet(model=self.model, using=alias, hints=self._hints)
+    What belongs to a job stays on the database that the job was read from.
+    """
+
+    def get_queryset(self) -> models.QuerySet[Any]:
+        instance = getattr(self, "instance", None)
+        alias = self._db or (settings.DATABASE if instance is None else instance._state.db)
+        return super().get_queryset().using(alias)
+
+
+class JobManager(DurableManager.from_queryset(JobQuerySet)):  # type: ignore[misc]
+    """``Job.objects``."""
 
     def stage(
         self, handler: Any, payload: Any = None, *, using: str | None = None, **options: Any

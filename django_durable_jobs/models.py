@@ -14,7 +14,7 @@ from django.utils.translation import gettext_lazy as _
 
 from . import states
 from .fields import InstantField, JSONTextField
-from .managers import JobManager
+from .managers import DurableManager, JobManager
 from .submission import PRIORITY_MAX, PRIORITY_MIN
 
 if TYPE_CHECKING:
@@ -240,6 +240,8 @@ class JobAttempt(models.Model):
     error_summary = models.TextField(null=True, blank=True)
     error_traceback = models.TextField(null=True, blank=True)
 
+    objects = DurableManager()
+
     class Meta:
         verbose_name = _("attempt")
         verbose_name_plural = _("attempts")
@@ -274,6 +276,8 @@ class ScheduleCursor(models.Model):
     paused = models.BooleanField(default=False)
     updated_at = InstantField()
 
+    objects = DurableManager()
+
     class Meta:
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
@@ -295,6 +299,8 @@ class LiveWorker(models.Model):
     started_at = InstantField()
     last_seen_at = InstantField()
 
+    objects = DurableManager()
+
     class Meta:
         verbose_name = _("live worker")
         verbose_name_plural = _("live workers")
@@ -309,6 +315,8 @@ class QueuePause(models.Model):
 
     queue = models.CharField(max_length=100, unique=True)
     paused_at = InstantField()
+
+    objects = DurableManager()
 
     class Meta:
         verbose_name = _("queue pause")
@@ -327,6 +335,8 @@ class OperatorAction(models.Model):
     job_key = models.BigIntegerField(null=True, blank=True, db_index=True)
     detail = models.TextField(blank=True, default="")
     happened_at = InstantField()
+
+    objects = DurableManager()
 
     class Meta:
         verbose_name = _("operator action")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..exceptions import JobCancelled
 from ..worker.context import JobContext, Store
 
 
@@ -40,15 +42,26 @@ def context(
     """Make a context for a unit test that calls a handler as the plain function.
 
     Values are checked as in production; nothing is fenced and nothing times out.
-    ``cancelled`` has ``ctx.check()`` raise ``JobCancelled``.
+    ``cancelled`` has the context behave as after a cancel: ``check()``, ``progress()``,
+    ``fence()`` and ``complete()`` raise ``JobCancelled``.
     """
     reported = Reported()
+
+    def written(record: Callable[[], object]) -> None:
+        if cancelled:
+            raise JobCancelled("a cancel of this job was requested")
+        record()
+
     made = TestContext(
         store=Store(
-            progress=lambda fraction, message: reported.progress.append((fraction, message)),
+            progress=lambda fraction, message: written(
+                lambda: reported.progress.append((fraction, message))
+            ),
             checkpoint=lambda text: reported.checkpoints.append(json.loads(text)),
-            fence=lambda: None,
-            complete=lambda text: reported.completed.append(text and json.loads(text)),
+            fence=lambda: written(lambda: None),
+            complete=lambda text: written(
+                lambda: reported.completed.append(text and json.loads(text))
+            ),
             completion_stands=lambda: bool(reported.completed),
         ),
         job_id=job_id,

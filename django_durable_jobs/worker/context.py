@@ -32,8 +32,9 @@ class Store:
 class JobContext:
     """One attempt, as its handler sees it (CONTRACT 3.9, 8).
 
-    ``check()``, ``progress()`` and ``checkpoint()`` stop the handler by an exception that
-    is not an ``Exception``: ``JobCancelled``, ``JobTimeout``, ``LeaseLost``, ``WorkerStopping``.
+    What stops the handler is not an ``Exception``: ``JobCancelled``, ``JobTimeout``,
+    ``LeaseLost``, ``WorkerStopping``. ``check()`` raises each of them; the writes raise those
+    that they name.
     """
 
     __slots__ = (
@@ -114,7 +115,8 @@ class JobContext:
 
         Outside a transaction it commits at once; inside the handler's own it goes with it.
         Raises ``ValueError``, ``InvalidTransition`` (a step back), ``LeaseLost``,
-        ``JobTimeout``, ``JobCancelled``.
+        ``JobTimeout``, ``JobCancelled``; outside a transaction also ``LockTimeout``, and
+        ``TransactionActive`` where autocommit is off.
         """
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise ValueError(f"progress takes a number from 0 to 1, not {type(fraction).__name__}")
@@ -143,7 +145,7 @@ class JobContext:
 
         At REPEATABLE READ or above it must be the first statement. Keep such a transaction
         shorter than the lease. Raises ``TransactionRequired``, ``LeaseLost``,
-        ``JobCancelled``, ``JobTimeout``.
+        ``JobCancelled``, ``JobTimeout``, and ``InvalidTransition`` after ``complete()``.
         """
         self._refuse_late()
         self._asking(self._store.fence)

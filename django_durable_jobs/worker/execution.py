@@ -165,7 +165,13 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
         text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
     except NotStorable as error:
         logger.error("%s returned what cannot be stored: %s", _named(dispatch.job), error)
-        return _failure(dispatch, error, category=states.INVALID_RESULT, retryable=False)
+        return _failure(
+            dispatch,
+            error,
+            category=states.INVALID_RESULT,
+            retryable=False,
+            outcome=states.RETURNED,
+        )
     return Outcome(
         job=dispatch.job.id,
         token=dispatch.job.token,

@@ -105,7 +105,8 @@ class Command(BaseCommand):
 def _log_to(stream: Any, verbosity: int) -> Any:
     """Show the log where the project shows it nowhere; give the undo."""
     logger = logging.getLogger(LOGGER)
-    if logger.handlers or logging.getLogger().handlers:
+    shown = (logging.getLogger(), logger, logging.getLogger(f"{LOGGER}.worker"))
+    if any(one.handlers for one in shown):
         return lambda: None
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
