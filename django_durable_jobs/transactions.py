@@ -18,6 +18,16 @@ def in_callers_transaction(connection: Any) -> bool:
     return connection.in_atomic_block and _caller_depth(connection) is not None
 
 
+def joins_transaction(connection: Any) -> bool:
+    """Tell whether a write would join a transaction: the caller's ``atomic()``, or autocommit off.
+
+    The doors ask ``in_callers_transaction`` instead: they take an ``atomic()`` only.
+    """
+    if connection.in_atomic_block:
+        return _caller_depth(connection) is not None
+    return not connection.get_autocommit()
+
+
 def in_test_wrapper(connection: Any) -> bool:
     """Tell whether only a TestCase's wrapper transaction is open."""
     return connection.in_atomic_block and _caller_depth(connection) is None

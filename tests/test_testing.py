@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.utils import timezone
 
-from django_durable_jobs import JobCancelled, TransactionActive, job
+from django_durable_jobs import JobCancelled, LeaseLost, TransactionActive, job
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, LiveWorker
 from django_durable_jobs.testing import FakeClock, context, drain
+from tests.testapp.models import Business
 
 START = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -161,3 +163,80 @@ def test_a_handler_is_called_plainly_with_a_context_that_records():
         plain(context(cancelled=True), {"n": 2})
     with pytest.raises(ValueError, match="number from 0 to 1"):
         context().progress(2)
+
+
+def break_by_a_duplicate():
+    Business.objects.create(pk=1)
+    Business.objects.create(pk=1)
+
+
+def break_by_raw_sql():
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT no_such_column")
+
+
+def leave_a_transaction_open():
+    transaction.atomic().__enter__()
+    Business.objects.create(name="half done")
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("harm", [break_by_a_duplicate, break_by_raw_sql, leave_a_transaction_open])
+def test_a_handler_that_breaks_its_transaction_leaves_the_test_case_usable(harm):
+    @job("testing.harm", max_attempts=1)
+    def harmful(ctx) -> None:
+        harm()
+
+    @job("testing.healthy")
+    def healthy(ctx) -> int:
+        return Business.objects.count()
+
+    Business.objects.create(name="of the test")
+    broken = harmful.submit(priority=1)
+    after = healthy.submit()
+    drain()
+    broken.refresh_from_db()
+    after.refresh_from_db()
+    ends_well = harm is leave_a_transaction_open
+    assert broken.status == ("succeeded" if ends_well else "failed")
+    assert (after.status, after.result) == ("succeeded", 1)
+    assert Business.objects.get().name == "of the test"
+
+
+@pytest.mark.django_db
+def test_a_lease_lost_that_the_handler_made_up_is_its_error():
+    @job("testing.false_loss", max_attempts=1)
+    def false_loss(ctx) -> None:
+        raise LeaseLost("no")
+
+    staged = false_loss.submit()
+    assert [one.status for one in drain()] == ["failed"]
+    staged.refresh_from_db()
+    assert (staged.status, staged.error_category) == ("failed", "handler_error")
+
+
+@pytest.mark.django_db
+def test_the_deadline_is_by_the_clock_of_all_instants():
+    seen = []
+
+    @job("testing.deadline", timeout=30)
+    def deadline(ctx) -> None:
+        seen.append(ctx.deadline)
+
+    with FakeClock(START):
+        deadline.submit()
+        drain()
+    assert seen == [START + timedelta(seconds=30)]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_with_autocommit_off_moves_join_what_is_open(add):
+    staged = add.submit({"a": 1, "b": 2}, run_at=timezone.now() + timedelta(hours=1))
+    transaction.set_autocommit(False)
+    try:
+        assert staged.request_cancel() == "cancelled"
+        transaction.rollback()
+    finally:
+        transaction.set_autocommit(True)
+    staged.refresh_from_db()
+    assert staged.status == "scheduled"

@@ -32,8 +32,12 @@ from .base import (
 _CONFLICTS = frozenset({"40001", "40P01"})
 _LOCK_NOT_AVAILABLE = "55P03"
 # Class 08: connection; 57P01..57P05: shut down, crash, starting up; 53300: too many connections;
-# 25006: a failover left us on a read-only server.
-_TRANSIENT = frozenset({"57P01", "57P02", "57P03", "57P04", "57P05", "53300", "25006"})
+# 25006: a failover left us on a read-only server. 57014, 25P03: somebody's time limit; 53100,
+# 53200: no disk, no memory. Each may pass, and none is about what is written.
+_TRANSIENT = frozenset(
+    {"57P01", "57P02", "57P03", "57P04", "57P05", "57014", "25006", "25P03"}
+    | {"53100", "53200", "53300"}
+)
 
 # What an UPDATE takes that changes no key. FOR UPDATE would also wait for (or pass over) rows
 # that a foreign key of the host locks: a long transaction that references a job would lose it.

@@ -46,10 +46,15 @@ _UNDECODED = {
 # and each would be prepared anew.
 NOW = "%(now)s"
 
+# A compound SELECT has 500 terms at most.
+LANES_AT_ONCE = 200
+
 # A no-op update makes a transaction the writer, if it is not yet.
 TAKE_WRITER = f"UPDATE {JOBS} SET id = id WHERE id = -1"
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+# A full or failing disk may come back: what waits to be written is not given up for it.
+_TRANSIENT = _BUSY | {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 
 
 def _errorcode(error: BaseException) -> int:
@@ -179,7 +184,6 @@ class SQLite(Dialect):
         among: str = "",
     ) -> list[Row]:
         claimable = self.claimable("j") + (f" AND {among}" if among else "")
-        pick = _pick_statement([f"{in_lane(n)} AND {claimable}" for n in range(len(lanes))])
         with self.own(alias):
             params: dict[str, Any] = {
                 "now": host_now(),
@@ -187,7 +191,7 @@ class SQLite(Dialect):
                 "limit": limit,
                 "worker": worker,
             }
-            ids = [row[0] for row in self._fetch(alias, pick, params | lane_params(lanes))]
+            ids = self._pick(alias, lanes, claimable, params)
             if not ids:
                 return []
             params["picked"] = json.dumps(ids)
@@ -196,6 +200,19 @@ class SQLite(Dialect):
         place = {job: number for number, job in enumerate(ids)}
         at = list(columns).index("id")
         return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
+
+    def _pick(
+        self, alias: str, lanes: Sequence[Lane], claimable: str, params: dict[str, Any]
+    ) -> list[int]:
+        """Give the first jobs of all lanes in the claim's order, some lanes in a statement."""
+        found: list[Row] = []
+        for first in range(0, len(lanes), LANES_AT_ONCE):
+            some = lanes[first : first + LANES_AT_ONCE]
+            pick = _pick_statement([f"{in_lane(n)} AND {claimable}" for n in range(len(some))])
+            found += self._fetch(alias, pick, params | lane_params(some))
+        if len(lanes) > LANES_AT_ONCE:
+            found.sort(key=lambda row: (-row[1], row[2], row[0]))
+        return [row[0] for row in found[: params["limit"]]]
 
     def insert_jobs(
         self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
@@ -258,7 +275,7 @@ class SQLite(Dialect):
         return ""
 
     def is_transient(self, error: BaseException) -> bool:
-        return _errorcode(error) in _BUSY or isinstance(error, InterfaceError)
+        return _errorcode(error) in _TRANSIENT or isinstance(error, InterfaceError)
 
     def is_conflict(self, error: BaseException) -> bool:
         return False
@@ -349,7 +366,10 @@ def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
 
 def _pick_statement(lanes: Sequence[str]) -> str:
     picks = " UNION ALL ".join(f"SELECT * FROM ({_lane_statement(lane)})" for lane in lanes)
-    return f"SELECT id FROM ({picks}) ORDER BY priority DESC, run_at, id LIMIT %(limit)s"
+    return (
+        f"SELECT id, priority, run_at FROM ({picks})"
+        " ORDER BY priority DESC, run_at, id LIMIT %(limit)s"
+    )
 
 
 def _lane_statement(condition: str) -> str:

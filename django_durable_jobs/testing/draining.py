@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from typing import Any
 
 from asgiref.sync import async_to_sync
-from django.db import connections
+from django.db import DatabaseError, connections, transaction
 
 from ..conf import settings
 from ..dialects.base import refuse_open_transaction
@@ -57,13 +59,51 @@ def _run(alias: str, job: ClaimedJob) -> None:
         block_claimed(alias, [(job.id, job.token, dispatch)])
         return
     ctx = context_for(alias, job, enforce_timeout=False)
-    try:
-        outcome = execute(dispatch, ctx, _call)
-    finally:
-        if not in_test_wrapper(connections[alias]):
+    process = os.getpid()
+    if in_test_wrapper(connections[alias]):
+        outcome = execute(dispatch, ctx, partial(_call_in_test_case, alias))
+    else:
+        try:
+            outcome = execute(dispatch, ctx, _call)
+        finally:
             clean()
+    if os.getpid() != process:
+        # The handler forked and its child came back here: the test is its parent's.
+        os._exit(1)
     if outcome is not None:
         finish(alias, [outcome], wait=True)
+
+
+def _call_in_test_case(
+    alias: str, handler: Handler[..., Any], ctx: JobContext, *payload: Any
+) -> Any:
+    """Call inside a savepoint of the test's wrapper, and leave the wrapper as it was.
+
+    A handler that broke the transaction or left one open loses what it wrote, and no more.
+    """
+    connection = connections[alias]
+    blocks, savepoints = len(connection.atomic_blocks), len(connection.savepoint_ids)
+    mark = transaction.savepoint(using=alias)
+    try:
+        return _call(handler, ctx, *payload)
+    finally:
+        broken = len(connection.atomic_blocks) > blocks or connection.needs_rollback
+        del connection.atomic_blocks[blocks:], connection.savepoint_ids[savepoints:]
+        connection.needs_rollback = False
+        if broken or not _answers(alias):
+            transaction.savepoint_rollback(mark, using=alias)
+        else:
+            transaction.savepoint_commit(mark, using=alias)
+
+
+def _answers(alias: str) -> bool:
+    """Tell whether the transaction takes another statement; a failed one on PostgreSQL does not."""
+    try:
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT 1")
+    except DatabaseError:
+        return False
+    return True
 
 
 def _call(handler: Handler[..., Any], ctx: JobContext, *payload: Any) -> Any:

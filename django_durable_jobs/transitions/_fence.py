@@ -16,7 +16,7 @@ from .. import states
 from ..dialects import dialect_for
 from ..dialects.base import ATTEMPTS, JOBS, FencedMove
 from ..exceptions import JobCancelled, LeaseLost
-from ..transactions import in_callers_transaction
+from ..transactions import joins_transaction
 
 ID_AND_TOKEN = {"id": "bigint", "token": "text"}
 NO_LEASE = {"lease_token": "NULL", "lease_expires_at": "NULL"}
@@ -29,7 +29,7 @@ class Standing:
     ``owns``: this token, running, lease not expired. ``attempt_open``: its attempt row is
     there, exactly as a move needs it. A row that a move missed although both hold is busy:
     somebody has it locked. ``ended``: the holder's own end is written already, which happens
-    where a commit's answer was lost with the connection.
+    where a commit's answer was lost with the connection. ``status``: the job's.
     """
 
     owns: bool
@@ -37,6 +37,7 @@ class Standing:
     cancel_requested: bool
     progress: float
     ended: bool = False
+    status: str = ""
 
 
 GONE = Standing(owns=False, attempt_open=False, cancel_requested=False, progress=0.0)
@@ -54,7 +55,7 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
         f" AND j.lease_expires_at > {dialect.now()},"
         f" a.number = j.attempt_count AND a.status = '{states.RUNNING}',"
         " j.cancel_requested_at IS NOT NULL, j.progress,"
-        f" a.outcome IS NOT NULL AND a.outcome <> '{states.LOST}' FROM ({given}) AS i"
+        f" a.outcome IS NOT NULL AND a.outcome <> '{states.LOST}', j.status FROM ({given}) AS i"
         f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
         " AND a.token = i.token"
     )
@@ -67,6 +68,7 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
                 cancel_requested=bool(row[3]),
                 progress=row[4],
                 ended=bool(row[5]),
+                status=row[6],
             )
             for row in cursor.fetchall()
         }
@@ -93,7 +95,7 @@ def fenced_by_handler(alias: str, move: FencedMove, values: Sequence[Any]) -> St
     Waits for the row's lock. Gives None where it was made; else how the job stands, after
     ``LeaseLost`` has been raised to a handler that does not own it any more.
     """
-    own = not in_callers_transaction(connections[alias])
+    own = not joins_transaction(connections[alias])
     rows = dialect_for(alias).fenced(alias, move, [values], wait=True, own=own)
     if rows:
         return None

@@ -117,6 +117,8 @@ def claim(
 REFUSED_SECONDS = 30.0
 # Where all are refused it is not the jobs' fault, and a log needs no thousand of them.
 REFUSED_AT_ONCE = 50
+# An expression has a greatest depth on SQLite.
+LOOK_AT_LANES = 200
 # Jobs whose claim was refused by the database, and until when this process leaves them out.
 _refused: dict[tuple[str, int], float] = {}
 
@@ -165,6 +167,7 @@ def _is_refusal(alias: str, error: DatabaseError) -> bool:
 def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:
     """Read, without a lock, the next jobs of the claim's order."""
     dialect = dialect_for(alias)
+    wanted = wanted[:LOOK_AT_LANES]
     in_lanes = " OR ".join(f"({in_lane(number)})" for number in range(len(wanted)))
     left_out = _left_out(_refused_now(alias))
     sql = (

@@ -16,7 +16,7 @@ from ..dialects.base import JOBS, TRIES
 from ..doors import HOLDS_KEY
 from ..exceptions import AttemptsExhausted, InvalidTransition
 from ..models import Job
-from ..transactions import in_callers_transaction
+from ..transactions import joins_transaction
 
 T = TypeVar("T")
 # No move decides by these, they may be big, and on SQLite undecodable text would fail the read.
@@ -39,7 +39,7 @@ def operator_move(job: Job, work: Callable[[str, Job, int], T]) -> T:
     """Run ``work(alias, row, now)`` with the job's row locked, and refresh the given object."""
     alias = alias_of(job)
     dialect = dialect_for(alias)
-    if in_callers_transaction(connections[alias]):
+    if joins_transaction(connections[alias]):
         result = _locked(alias, job, work)
     else:
 

@@ -40,13 +40,13 @@ def renew(alias: str, holders: Sequence[tuple[int, str]], *, lease_seconds: floa
     return set(fenced(alias, RENEW, rows, lock_timeout=wait).values())
 
 
-def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[int]:
-    """Give the ids of the held jobs whose cancel is requested; one query, no lock (3.5)."""
+def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[str]:
+    """Give the tokens whose jobs' cancel is requested; one query, no lock (3.5)."""
     if not holders:
         return set()
     given, params = dialect_for(alias).rows(ID_AND_TOKEN, holders)
     sql = (
-        f"SELECT j.id FROM ({given}) AS i JOIN {JOBS} j ON j.id = i.id"
+        f"SELECT i.token FROM ({given}) AS i JOIN {JOBS} j ON j.id = i.id"
         " WHERE j.lease_token = i.token AND j.cancel_requested_at IS NOT NULL"
     )
     with connections[alias].cursor() as cursor:

@@ -117,20 +117,32 @@ class FinishReport:
         self.damaged.extend(other.damaged)
 
 
-def finish(alias: str, outcomes: Sequence[Outcome], *, wait: bool = False) -> FinishReport:
-    """Write the ends of many attempts in one statement; say which rows were not written."""
+def finish(
+    alias: str,
+    outcomes: Sequence[Outcome],
+    *,
+    wait: bool = False,
+    lock_timeout: float | None = None,
+) -> FinishReport:
+    """Write the ends of many attempts in one statement; say which rows were not written.
+
+    ``lock_timeout`` (seconds) bounds what the statement waits for in its triggers, too.
+    """
     report = FinishReport()
     left = outcomes
     while left:
         # Of two attempts of one job one is stale: apart, so that an answer names one of them.
         group = {outcome.job: outcome for outcome in left}
-        report.add(_finish_group(alias, list(group.values()), wait=wait))
+        report.add(_finish_group(alias, list(group.values()), wait, lock_timeout))
         left = [one for one in left if group[one.job] is not one] if len(group) < len(left) else []
     return report
 
 
-def _finish_group(alias: str, outcomes: Sequence[Outcome], *, wait: bool) -> FinishReport:
-    written = fenced(alias, FINISH, [_row(outcome) for outcome in outcomes], wait=wait)
+def _finish_group(
+    alias: str, outcomes: Sequence[Outcome], wait: bool, lock_timeout: float | None
+) -> FinishReport:
+    rows = [_row(outcome) for outcome in outcomes]
+    written = fenced(alias, FINISH, rows, wait=wait, lock_timeout=lock_timeout)
     missed = [outcome for outcome in outcomes if outcome.job not in written]
     if not missed:
         return FinishReport(written=written)
@@ -141,7 +153,8 @@ def _finish_group(alias: str, outcomes: Sequence[Outcome], *, wait: bool) -> Fin
         if standing.owns:
             (report.busy if standing.attempt_open else report.damaged).append(outcome)
         elif standing.ended:
-            report.written[outcome.job] = outcome.final_status
+            # Not what was asked for: a cancel or a retry may have come of it.
+            report.written[outcome.job] = standing.status
         else:
             report.lost.append(outcome)
     return report

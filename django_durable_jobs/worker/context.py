@@ -67,6 +67,7 @@ class JobContext:
         attempt: int,
         max_attempts: int,
         timeout: float,
+        started_at: datetime | None = None,
         enforce_timeout: bool = True,
         grace: float = 0.0,
         scheduled_for: datetime | None = None,
@@ -81,7 +82,8 @@ class JobContext:
         self.max_attempts = max_attempts
         self.scheduled_for = scheduled_for
         self.checkpoint_value = checkpoint_value
-        self.deadline = datetime.now(UTC) + timedelta(seconds=timeout)
+        # By the clock that gave the attempt its start; what is enforced is monotonic.
+        self.deadline = (started_at or datetime.now(UTC)) + timedelta(seconds=timeout)
         self._deadline = time.monotonic() + timeout if enforce_timeout else math.inf
         self._grace = grace
         self._cancel_requested = False
@@ -138,7 +140,7 @@ class JobContext:
         """
         text = encode_result(value, settings.MAX_RESULT_BYTES)
         self._refuse_late()
-        self._store.checkpoint(text)
+        self._asking(self._store.checkpoint, text)
 
     def fence(self) -> None:
         """Prove ownership inside the handler's own transaction, and hold it to its end.
@@ -181,11 +183,14 @@ class JobContext:
         await sync_to_async(self.checkpoint)(value)
 
     def _asking(self, write: Callable[..., None], *values: Any) -> None:
-        """Write, and remember a cancel that the write was the first to meet."""
+        """Write, and remember a cancel or a loss that the write was the first to meet."""
         try:
             write(*values)
         except JobCancelled:
             self._cancel_requested = True
+            raise
+        except LeaseLost:
+            self._lost = True
             raise
 
     def _refuse_late(self) -> None:
@@ -202,6 +207,10 @@ class JobContext:
         """Tell whether the grace after the deadline has passed too (CONTRACT 4.5)."""
         return time.monotonic() > self._deadline + self._grace
 
+    def until_overdue(self) -> float:
+        """Give the seconds until the grace after the deadline is over."""
+        return self._deadline + self._grace - time.monotonic()
+
     def remaining(self) -> float:
         """Give the seconds until the deadline, below 0 after it."""
         return self._deadline - time.monotonic()
@@ -213,6 +222,11 @@ class JobContext:
     def mark_stop_requested(self) -> None:
         """Used by the worker: ask the handler to end."""
         self._stop_requested = True
+
+    @property
+    def lost(self) -> bool:
+        """Used by the worker: whether the lease is known to be lost."""
+        return self._lost
 
     def mark_lost(self) -> None:
         """Used by the worker: the lease is lost, every write will be refused."""

@@ -84,6 +84,7 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
         attempt=job.attempt_count,
         max_attempts=job.max_attempts + job.granted_attempts,
         timeout=job.timeout,
+        started_at=from_microseconds(job.claimed_at),
         enforce_timeout=enforce_timeout,
         grace=_grace(alias, job.timeout),
         scheduled_for=None if job.scheduled_for is None else from_microseconds(job.scheduled_for),
@@ -133,10 +134,12 @@ def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Ou
     arguments = (ctx, dispatch.payload) if handler.takes_payload else (ctx,)
     try:
         result = call(handler, *arguments)
-    except LeaseLost:
+    except LeaseLost as error:
         if ctx.completion_stands():
             logger.warning("%s lost its lease after it completed", _named(dispatch.job))
-        return None
+            return None
+        # Raised by the handler itself, it is an error like any other.
+        return None if ctx.lost else _raised(dispatch, ctx, error)
     # Whatever leaves a handler ends its attempt, SystemExit and KeyboardInterrupt included:
     # they were raised by its code, in its thread, and the slot must be clean for the next job.
     except BaseException as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
+from ..conf import settings
+from ..exceptions import LockTimeout
 from ..transitions.outcomes import FinishReport, Outcome, finish
 from . import connections
 from .supervised import backoff, is_transient
@@ -16,6 +18,8 @@ logger = logging.getLogger("django_durable_jobs.worker")
 
 GROUP = 500
 BUSY_WAIT_SECONDS = 0.05
+# What one busy end may hold up the others for, each time it is tried.
+ALONE_WAIT_SECONDS = 0.25
 
 
 class Finisher:
@@ -61,6 +65,7 @@ class Finisher:
             connections.close_all()
 
     def _next_group(self) -> list[Outcome] | None:
+        """What has arrived; an empty group where only busy ones are due for another try."""
         with self._ready:
             while not self._arrived:
                 if self._busy:
@@ -69,32 +74,39 @@ class Finisher:
                 if self._stopping:
                     return None
                 self._ready.wait()
-            group = self._busy + self._arrived[: GROUP - len(self._busy)]
-            del self._arrived[: len(group) - len(self._busy)]
-            self._busy = []
+            group = self._arrived[:GROUP]
+            del self._arrived[: len(group)]
             return group
 
     def _write(self, group: list[Outcome]) -> None:
+        """Write a group, then try each busy one alone: none of them holds up the others."""
+        busy, self._busy = self._busy, []
+        if group:
+            self._settle(group, self._together(group))
+        for outcome in busy:
+            self._settle([outcome], self._alone(outcome))
+
+    def _settle(self, group: list[Outcome], report: FinishReport) -> None:
+        self._settled([one for one in group if one not in report.busy], report)
+        self._busy += report.busy
+
+    def _together(self, group: list[Outcome]) -> FinishReport:
         in_a_row = 0
         while True:
             try:
-                report = self._finish(group)
-                break
+                return finish(self._alias, group, lock_timeout=_longest_wait())
             except Exception as error:
                 in_a_row += 1
                 self.failures += 1
                 connections.clean()
+                if isinstance(error, LockTimeout):
+                    logger.warning("a group of %d ends met a lock; each goes alone", len(group))
+                    return self._one_by_one(group)
                 if not is_transient(self._alias, error):
                     logger.exception("a group of %d outcomes could not be written", len(group))
-                    report = self._one_by_one(group)
-                    break
+                    return self._one_by_one(group)
                 logger.warning("the finisher waits for the database: %s", type(error).__name__)
                 time.sleep(backoff(in_a_row))
-        self._settled([one for one in group if one not in report.busy], report)
-        self._busy = report.busy
-
-    def _finish(self, group: Sequence[Outcome]) -> FinishReport:
-        return finish(self._alias, group)
 
     def _one_by_one(self, group: list[Outcome]) -> FinishReport:
         """Write each alone, so that one refused by the database does not hold up the others."""
@@ -106,9 +118,10 @@ class Finisher:
     def _alone(self, outcome: Outcome) -> FinishReport:
         """Write one with its content, else without it; later, if the database is away."""
         bare = replace(outcome, result=None, error_summary=None, error_traceback=None)
+        wait = min(ALONE_WAIT_SECONDS, _longest_wait())
         for one in (outcome, bare):
             try:
-                return self._finish([one])
+                return finish(self._alias, [one], lock_timeout=wait)
             except Exception as error:
                 connections.clean()
                 if is_transient(self._alias, error):
@@ -116,3 +129,8 @@ class Finisher:
                 logger.exception("the outcome of job %d could not be written", outcome.job)
         logger.error("job %d could not be finished; its lease brings it back", outcome.job)
         return FinishReport(damaged=[outcome])
+
+
+def _longest_wait() -> float:
+    """A sixth of the lease at most: while a finish waits it holds job rows from renewal (4.3)."""
+    return min(float(settings.LOCK_TIMEOUT_SECONDS), float(settings.LEASE_SECONDS) / 6)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import logging
 
+from django.db import DatabaseError
+
 from ..conf import settings
+from ..exceptions import LockTimeout
 from ..transitions._fence import GONE, standings
 from ..transitions.leases import cancel_requests, renew
+from . import connections
 from .held import Held, HeldJobs
+from .supervised import is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -34,9 +39,31 @@ class Heartbeat:
             self._some_busy = False
             return
         pairs = [(one.job.id, one.job.token) for one in held]
-        renewed = renew(self._alias, pairs, lease_seconds=settings.LEASE_SECONDS)
+        renewed = self._renewed(pairs)
         missed = [one for one in held if one.job.token not in renewed]
         self._some_busy = bool(missed) and self._still_owned(missed)
+
+    def _renewed(self, pairs: list[tuple[int, str]]) -> set[str]:
+        """Renew together; where a row is refused or waits too long, the others without it."""
+        try:
+            return renew(self._alias, pairs, lease_seconds=settings.LEASE_SECONDS)
+        except (DatabaseError, LockTimeout) as error:
+            is_away = is_transient(self._alias, error) and not isinstance(error, LockTimeout)
+            if is_away or len(pairs) == 1:
+                raise
+            connections.clean()
+            return self._halves(pairs)
+
+    def _halves(self, pairs: list[tuple[int, str]]) -> set[str]:
+        renewed: set[str] = set()
+        half = len(pairs) // 2
+        for some in (pairs[:half], pairs[half:]):
+            try:
+                renewed |= self._renewed(some)
+            except (DatabaseError, LockTimeout):
+                connections.clean()
+                logger.exception("the lease of job %d cannot be renewed", some[0][0])
+        return renewed
 
     def _still_owned(self, missed: list[Held]) -> bool:
         found = standings(self._alias, [(one.job.id, one.job.token) for one in missed])
@@ -59,5 +86,5 @@ class Heartbeat:
         held = [one for one in self._held.all() if not one.ctx.cancel_requested]
         wanted = cancel_requests(self._alias, [(one.job.id, one.job.token) for one in held])
         for one in held:
-            if one.job.id in wanted:
+            if one.job.token in wanted:
                 one.ctx.mark_cancel_requested()

@@ -35,6 +35,8 @@ logger = logging.getLogger("django_durable_jobs.worker")
 
 RECOVERY_SECONDS = 5.0
 DUE_MARGIN_SECONDS = 0.005
+# A job that has begun meanwhile may be overdue sooner than those known at the last look.
+HARD_LIMIT_SECONDS = 0.5
 
 DRAINED, CRASHED, BAD_OPTIONS, MIGRATIONS_MISSING, GAVE_UP, KILLED = range(6)
 
@@ -89,11 +91,16 @@ class Worker:
                 longest_backoff=float(settings.LEASE_SECONDS) / 6,
             ),
             Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
-            Loop("hard limit", self._alias, self._hard_limit.step, interval=poll),
+            Loop(
+                "hard limit",
+                self._alias,
+                self._hard_limit.step,
+                interval=lambda: min(HARD_LIMIT_SECONDS, self._hard_limit.interval()),
+            ),
         ]
         if not options.once:
             self._loops.append(self._chores_loop)
-        if not options.until_idle:
+            # A drain is a live worker too: others leave to it what only it can run.
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
             )

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from ..conf import settings
 from ..transitions.outcomes import Outcome
 from .execution import overdue_outcome
 from .held import Held, HeldJobs
@@ -29,6 +30,12 @@ class HardLimit:
     @property
     def lost_slots(self) -> int:
         return len(self._lost)
+
+    def interval(self) -> float:
+        """Until the first attempt is overdue; the poll interval at most."""
+        poll = float(settings.POLL_SECONDS)
+        begun = [held.ctx.until_overdue() for held in self._held.all() if held.begun]
+        return max(0.01, min([poll, *begun]))
 
     def step(self) -> None:
         for held in self._held.all():

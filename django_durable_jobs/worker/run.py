@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from django.db import connections
+from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ..dialects.base import refuse_open_transaction
 from ..exceptions import TransactionActive
 from ..transactions import in_test_wrapper
-from .connections import close_before_fork
+from .connections import clean, close_before_fork
 from .loop import Worker
 from .options import InvalidOptions, MigrationsMissing, WorkerOptions
 from .signals import stop_at_end_of, stop_on_signal
+from .supervised import backoff, is_transient
 from .supervisor import Supervisor
 
 APP = "django_durable_jobs"
+logger = logging.getLogger("django_durable_jobs.worker")
 
 
 def run_worker(
@@ -28,7 +32,7 @@ def run_worker(
     Raises ``InvalidOptions`` inside an open transaction and ``MigrationsMissing``.
     """
     _refuse_transaction(options.alias)
-    _require_migrations(options.alias)
+    _when_database_answers(options.alias, lambda: _require_migrations(options.alias))
     started(options)
     if options.until_idle or options.processes == 0:
         return _work(options, owns_process=owns_process)
@@ -60,6 +64,21 @@ def _refuse_transaction(alias: str) -> None:
         refuse_open_transaction(alias)
     except TransactionActive:
         raise InvalidOptions(sentence) from None
+
+
+def _when_database_answers(alias: str, check: Callable[[], None]) -> None:
+    """Wait a restart of the database out, as the worker does later on (4.8)."""
+    failures = 0
+    while True:
+        try:
+            return check()
+        except DatabaseError as error:
+            if not is_transient(alias, error):
+                raise
+            failures += 1
+            logger.warning("the start waits for the database: %s", type(error).__name__)
+            clean()
+            time.sleep(backoff(failures))
 
 
 def _require_migrations(alias: str) -> None:

@@ -48,11 +48,14 @@ def end_stuck(alias: str, stuck: list[Held]) -> None:
     """
     outcomes = [_stopped(held) for held in stuck]
     try:
-        report = finish(alias, outcomes)
-        finish(alias, report.busy, wait=True)
+        finish(alias, finish(alias, outcomes).busy, wait=True)
     except Exception as error:
         connections.clean()
-        logger.warning("stuck handlers keep their leases: %s", type(error).__name__)
+        if len(stuck) == 1:
+            logger.warning("a stuck handler keeps its lease: %s", type(error).__name__)
+            return
+        for one in stuck:
+            end_stuck(alias, [one])
 
 
 def _stopped(held: Held) -> Outcome:

@@ -7,6 +7,8 @@ import queue
 import threading
 from collections.abc import Callable
 
+from django.utils import timezone, translation
+
 from . import connections
 from .held import Held
 
@@ -60,6 +62,8 @@ class Slots:
                     logger.exception("a slot failed around job %s", held.job.job_id)
                 finally:
                     connections.clean()
+                    timezone.deactivate()
+                    translation.deactivate()
                     with self._lock:
                         self._busy -= 1
                     self._freed()
