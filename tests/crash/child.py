@@ -132,7 +132,7 @@ def register_handlers() -> None:
             Business.objects.create(name=ctx.token, value=ctx.attempt)
             ctx.complete(ctx.attempt)
 
-    @job("crash.follow")
+    @job("crash.follow", max_attempts=9)
     def follow(ctx) -> int:
         return ctx.attempt
 

@@ -499,12 +499,9 @@ class JobsMachine(RuleBasedStateMachine):
     def _watch_cancels(self, picks: list[Pick]) -> None:
         tokens = self.picked_tokens(picks)
         found = leases.cancel_requests("default", [self.holder(token) for token in tokens])
-        jobs = self.oracle.jobs
-        numbers = [self.oracle.tokens[token] for token in tokens]
+        models = [(token, self.oracle.jobs[self.oracle.tokens[token]]) for token in tokens]
         assert found == {
-            self.pks[number]
-            for number, token in zip(numbers, tokens, strict=True)
-            if jobs[number].lease_token == token and jobs[number].cancelled
+            token for token, model in models if model.lease_token == token and model.cancelled
         }
 
     @precondition(lambda self: self._in("running") and self.tokens)

@@ -75,7 +75,7 @@ def test_a_running_job_gets_the_request_only_and_its_first_time_is_kept():
         clock.advance(5)
         assert Job.objects.get().request_cancel() == "requested"
         assert Job.objects.values().get() == {**before, "cancel_requested_at": NOW}
-        assert leases.cancel_requests("default", holders([one])) == {one.id}
+        assert leases.cancel_requests("default", holders([one])) == {one.token}
         assert leases.cancel_requests("default", [(one.id, "0" * 32)]) == set()
         assert leases.renew("default", holders([one]), lease_seconds=60) == {one.token}
         assert JobAttempt.objects.get().status == "running", "storage kills no work"

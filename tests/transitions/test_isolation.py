@@ -123,7 +123,7 @@ def test_every_move_works_where_nobody_races(raised: str):
         outcomes.record_progress(raised, one.id, one.token, 0.75, "inside")
     assert outcomes.finish(raised, [done(one)]).written == {one.id: "succeeded"}
     assert by_id(raised, two.id).request_cancel() == "requested"
-    assert leases.cancel_requests(raised, holders([two])) == {two.id}
+    assert leases.cancel_requests(raised, holders([two])) == {two.token}
     assert outcomes.finish(raised, [done(two)]).written == {two.id: "cancelled"}
     assert by_id(raised, two.id).retry().status == "queued"
     assert by_id(raised, three.id).recover(three.token) == "queued"
