@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import queue
+import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -72,6 +73,7 @@ class Worker:
             fresh_seconds=0 if options.until_idle else FRESH_SECONDS,
         )
         self._presence = Presence(options, self._serving)
+        self._passes = threading.Lock()
         self._next_recovery = 0.0
         self._held = HeldJobs()
         self._call = Caller()
@@ -133,8 +135,9 @@ class Worker:
             try:
                 was_idle = self._is_idle()
                 if self.options.until_idle and was_idle:
-                    run_passes(self._alias, self._serving, patient=False)
-                more = self._claim()
+                    more = self._pass_and_claim()
+                else:
+                    more = self._claim()
                 self._failures = 0
             except Exception as error:
                 self._survive(error)
@@ -144,6 +147,12 @@ class Worker:
             if self.options.drain and was_idle and not more and self._is_idle():
                 return
             self._wait(more)
+
+    def _pass_and_claim(self) -> bool:
+        """Never beside the chores: what these are moving is locked, and would be passed over."""
+        with self._passes:
+            run_passes(self._alias, self._serving, patient=False)
+            return self._claim()
 
     def _nudge(self) -> None:
         self._wake.put(None)
@@ -224,7 +233,9 @@ class Worker:
         if recover:
             self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
         patient = not self.options.drain
-        if run_passes(self._alias, self._serving, patient=patient, recover=recover):
+        with self._passes:
+            moved = run_passes(self._alias, self._serving, patient=patient, recover=recover)
+        if moved:
             self._nudge()
 
     def _until_chores(self) -> float:
