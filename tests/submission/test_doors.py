@@ -196,7 +196,7 @@ def test_a_savepoint_takes_the_job_with_it() -> None:
 @committed
 def test_a_job_staged_and_rolled_back_can_be_staged_again_in_the_transaction() -> None:
     with transaction.atomic():
-        sid = transaction.savepoint()
+        sid = getattr(transaction, "savepoint_create", transaction.savepoint)()
         ship.stage(Order(1), job_id="a", dedupe_key="k")
         transaction.savepoint_rollback(sid)
         again = ship.stage(Order(2), job_id="a", dedupe_key="k")
