@@ -64,6 +64,9 @@ def many_jobs() -> None:
             f" WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"
             f" SELECT {', '.join(values)}, {finished} FROM n"
         )
+        if connection.vendor == "postgresql":
+            # What other tests have left dead in the indexes would make them look dear.
+            cursor.execute(f"REINDEX TABLE {TABLE}")
         cursor.execute(f"ANALYZE {TABLE}")
 
 

@@ -125,6 +125,9 @@ def volume(
         fill()
         if request.param == "with statistics":
             with connection.cursor() as cursor:
+                if connection.vendor == "postgresql":
+                    # What other tests have left dead in the indexes would make them look dear.
+                    cursor.execute("REINDEX TABLE django_durable_jobs_job")
                 cursor.execute("ANALYZE")
         yield request.param
 
