@@ -43,6 +43,7 @@ class JobContext:
         "_deadline",
         "_grace",
         "_lost",
+        "_stands",
         "_stop_requested",
         "_store",
         "attempt",
@@ -88,6 +89,7 @@ class JobContext:
         self._grace = grace
         self._cancel_requested = False
         self._completed = False
+        self._stands = False
         self._stop_requested = False
         self._lost = False
 
@@ -167,7 +169,13 @@ class JobContext:
 
     def completion_stands(self) -> bool:
         """Used by the worker: tell whether ``complete()`` was called and its rows are there."""
-        return self._completed and self._store.completion_stands()
+        self._stands = self._completed and self._store.completion_stands()
+        return self._stands
+
+    @property
+    def stands(self) -> bool:
+        """Used by the worker: what ``completion_stands()`` has read."""
+        return self._stands
 
     @property
     def completed(self) -> bool:

@@ -299,12 +299,12 @@ class Worker:
             return None
         process = os.getpid()
         outcome = execute(dispatch, held.ctx, self._call)
-        if outcome is None and held.ctx.completed:
-            self.finished += 1
-            logger.debug("job %d: the handler completed it, now succeeded", held.job.id)
         if os.getpid() != process:
             # The handler forked and its child came back here: the job is its parent's.
             os._exit(CRASHED)
+        if held.ctx.stands:
+            self.finished += 1
+            logger.debug("job %d: the handler completed it, now succeeded", held.job.id)
         return outcome
 
     def _block(self, held: Held, reason: str) -> None:
