@@ -31,7 +31,11 @@ _LOOK = 0.01
 # SQLite says nothing about its waiters: one that has not moved from a database call for
 # so many looks in a row waits (any statement of these tests takes less by far).
 _STILL_LOOKS = 10
-_SQLITE_CALLS = ("django/db/backends/sqlite3/base.py", "django_durable_jobs/dialects/sqlite.py")
+_SQLITE_CALLS = (
+    "django/db/backends/sqlite3/base.py",
+    "django_durable_jobs/dialects/sqlite.py",
+    "django_durable_jobs/dialects/_writer.py",
+)
 
 
 class Signal(threading.Event):

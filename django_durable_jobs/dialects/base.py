@@ -191,6 +191,11 @@ class Dialect(abc.ABC):
         raise AssertionError("unreachable")
 
 
+def assignments(values: Mapping[str, str]) -> str:
+    """Write the SET list of an UPDATE."""
+    return ", ".join(f"{column} = {expression}" for column, expression in values.items())
+
+
 def lane_params(lanes: Sequence[Lane]) -> dict[str, Any]:
     """Give the parameters that ``in_lane`` names, numbered from 0."""
     params: dict[str, Any] = {}

@@ -22,6 +22,7 @@ from .base import (
     Lane,
     Params,
     Row,
+    assignments,
     in_lane,
     insert_one,
     lane_params,
@@ -236,10 +237,6 @@ def _leave_failed_transaction(connection: Any) -> None:
         connection.close()
 
 
-def _assignments(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{column} = {expression}" for column, expression in values.items())
-
-
 def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> str:
     """Lock the job, then its attempt; compare the locked row's expiry with the clock after (3.2).
 
@@ -269,7 +266,7 @@ def _job_write(move: FencedMove) -> str:
         return "SELECT o.id, o.status FROM o WHERE o.id IN (SELECT job_id FROM a)"
     returning = "".join(f", j.{column}" for column in move.returning)
     return (
-        f"UPDATE {JOBS} j SET {_assignments(move.job_set)} FROM o"
+        f"UPDATE {JOBS} j SET {assignments(move.job_set)} FROM o"
         f" WHERE j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING j.id{returning}"
     )
 
@@ -287,7 +284,7 @@ def _attempt_write(move: FencedMove, skip: str) -> str:
         write = f"DELETE FROM {ATTEMPTS} a USING m WHERE a.id = m.id RETURNING a.job_id"
     elif move.attempt_set:
         write = (
-            f"UPDATE {ATTEMPTS} a SET {_assignments(move.attempt_set)}"
+            f"UPDATE {ATTEMPTS} a SET {assignments(move.attempt_set)}"
             " FROM m JOIN o ON o.id = m.job_id WHERE a.id = m.id RETURNING a.job_id"
         )
     else:

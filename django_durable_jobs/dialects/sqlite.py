@@ -7,10 +7,7 @@ handler, which sleeps and tries again.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,8 +16,8 @@ from django.db import InterfaceError, connections, transaction
 
 from ..clock import host_now
 from ..conf import settings
-from ..exceptions import LockTimeout
 from ..transactions import in_test_wrapper
+from ._writer import busy_timeout, immediate, writers
 from .base import (
     ATTEMPTS,
     JOBS,
@@ -29,6 +26,7 @@ from .base import (
     Lane,
     Params,
     Row,
+    assignments,
     in_lane,
     insert_one,
     lane_params,
@@ -63,41 +61,6 @@ def _errorcode(error: BaseException) -> int:
     return (getattr(cause, "sqlite_errorcode", None) or 0) & 0xFF
 
 
-class _Line:
-    """The line of this process's writers, one for each database file."""
-
-    def __init__(self) -> None:
-        self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
-
-    @contextmanager
-    def turn(self, name: str, timeout_ms: int) -> Iterator[int]:
-        """Wait for this thread's turn; give the milliseconds that are left to wait."""
-        began = time.monotonic()
-        with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
-        if not lock.acquire(timeout=timeout_ms / 1000):
-            raise LockTimeout(
-                "another thread of this process wrote to the database longer than"
-                " LOCK_TIMEOUT_SECONDS; nothing was changed. Try again."
-            )
-        try:
-            yield max(1, timeout_ms - round((time.monotonic() - began) * 1000))
-        finally:
-            lock.release()
-
-
-_line = _Line()
-
-
-def _forget_line() -> None:
-    global _line
-    _line = _Line()
-
-
-os.register_at_fork(after_in_child=_forget_line)
-
-
 class SQLite(Dialect):
     vendor = "sqlite"
 
@@ -115,10 +78,10 @@ class SQLite(Dialect):
         milliseconds = lock_timeout_ms(lock_timeout)
         connection.ensure_connection()
         with (
-            _line.turn(str(connection.settings_dict["NAME"]), milliseconds) as left,
+            writers.turn(str(connection.settings_dict["NAME"]), milliseconds) as left,
             self.translated(),
-            _busy_timeout(connection, left),
-            _immediate(connection, alias),
+            busy_timeout(connection, left),
+            immediate(connection, alias),
         ):
             yield
 
@@ -284,39 +247,6 @@ class SQLite(Dialect):
         return _errorcode(error) in _BUSY
 
 
-@contextmanager
-def _busy_timeout(connection: Any, milliseconds: int) -> Iterator[None]:
-    """Bound the wait for the writer for this transaction alone."""
-    raw = connection.connection
-    before = raw.execute("PRAGMA busy_timeout").fetchone()[0]
-    if before == milliseconds:
-        yield
-        return
-    raw.execute(f"PRAGMA busy_timeout = {int(milliseconds)}")
-    try:
-        yield
-    finally:
-        if connection.connection is raw:
-            raw.execute(f"PRAGMA busy_timeout = {int(before)}")
-
-
-@contextmanager
-def _immediate(connection: Any, alias: str) -> Iterator[None]:
-    """Open a durable transaction by BEGIN IMMEDIATE whatever OPTIONS say."""
-    before = connection.transaction_mode
-    connection.transaction_mode = "IMMEDIATE"
-    try:
-        with transaction.atomic(using=alias, durable=True):
-            connection.transaction_mode = before
-            yield
-    finally:
-        connection.transaction_mode = before
-
-
-def _assignments(values: Mapping[str, str]) -> str:
-    return ", ".join(f"{column} = {expression}" for column, expression in values.items())
-
-
 def _decoded(row: Row) -> Row:
     """Decode the columns of ``_UNDECODED``; what is not UTF-8 fails its hash at dispatch."""
     return tuple(
@@ -348,7 +278,7 @@ def _attempt_write(move: FencedMove, owned: str) -> str:
         )
     if move.attempt_set:
         return (
-            f"UPDATE {ATTEMPTS} AS a SET {_assignments(move.attempt_set)} FROM ({owned}) AS o"
+            f"UPDATE {ATTEMPTS} AS a SET {assignments(move.attempt_set)} FROM ({owned}) AS o"
             f" WHERE {match} AND {open_} RETURNING job_id"
         )
     return f"SELECT a.job_id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match} AND {open_}"
@@ -359,7 +289,7 @@ def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
         return f"SELECT o.id, o.status FROM ({owned}) AS o WHERE 1 = 1{narrowed}"
     returning = "".join(f", {column}" for column in move.returning)
     return (
-        f"UPDATE {JOBS} AS j SET {_assignments(move.job_set)} FROM ({owned}) AS o"
+        f"UPDATE {JOBS} AS j SET {assignments(move.job_set)} FROM ({owned}) AS o"
         f" WHERE j.id = o.id{narrowed} RETURNING id{returning}"
     )
 

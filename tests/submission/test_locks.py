@@ -12,7 +12,7 @@ from django.test import override_settings
 
 from django_durable_jobs import LockTimeout, doors
 from django_durable_jobs.dialects import dialect_for
-from django_durable_jobs.dialects.sqlite import _line
+from django_durable_jobs.dialects._writer import writers
 from django_durable_jobs.models import Job
 from tests.racing import LIMIT, Signal, another_alias, held, racing
 
@@ -185,13 +185,13 @@ def test_the_wait_in_line_counts() -> None:
     began, end = Signal(), Signal()
 
     def first() -> None:
-        with _line.turn("a file", 60_000):
+        with writers.turn("a file", 60_000):
             began.set()
             end.wait()
 
     def second() -> int:
         began.wait()
-        with _line.turn("a file", 60_000) as left:
+        with writers.turn("a file", 60_000) as left:
             return left
 
     with racing(first, second) as [_, waiter]:
