@@ -6,7 +6,7 @@ No door decides by looking first: it inserts, then sees what came back.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -16,7 +16,7 @@ from django.db import IntegrityError, connections
 from . import states
 from .conf import settings
 from .dialects import dialect_for
-from .dialects.base import JOBS, refuse_open_transaction
+from .dialects.base import JOBS, Place, refuse_open_transaction
 from .exceptions import IdentityConflict, InvalidSubmission, TransactionRequired
 from .instants import from_microseconds, to_microseconds
 from .models import Job
@@ -192,16 +192,23 @@ def _settled(
     """Insert, then look who was there: identity first, the live key second (1.5).
 
     A rival that is gone when we look has ended between the two; then insert again. With
-    ``own`` the look is a transaction of ours as well: READ COMMITTED, its waits bounded.
+    ``own``, for a single one, the insert and the look are a transaction of ours each: READ
+    COMMITTED, its waits bounded.
     """
+    dialect = dialect_for(alias)
+    places: dict[tuple[str, str], Place] = {}
+    if len(submissions) > 1:
+        # Drawn before any round, so that a later round does not change the order of claims.
+        drawn = dialect.draw_places(alias, len(submissions))
+        places = {one.identity: place for one, place in zip(submissions, drawn, strict=True)}
     jobs: dict[tuple[str, str], Job] = {}
     open_ = list(submissions)
     for _ in range(ROUNDS):
-        jobs |= _insert(alias, _first_of_each_key(open_), own=own)
+        jobs |= _insert(alias, _first_of_each_key(open_), places, own=own)
         open_ = [one for one in open_ if one.identity not in jobs]
         if not open_:
             return jobs
-        with dialect_for(alias).own(alias) if own else nullcontext():
+        with dialect.own(alias) if own else nullcontext():
             jobs |= _existing(alias, open_)
         open_ = [one for one in open_ if one.identity not in jobs]
         if not open_:
@@ -213,6 +220,7 @@ def _settled(
 
 
 def _first_of_each_key(submissions: Sequence[JobSubmission]) -> list[JobSubmission]:
+    """The first asker of a key goes before the others, whatever order a dialect inserts in."""
     seen: set[tuple[str, str, str]] = set()
     chosen = []
     for one in submissions:
@@ -224,10 +232,19 @@ def _first_of_each_key(submissions: Sequence[JobSubmission]) -> list[JobSubmissi
 
 
 def _insert(
-    alias: str, submissions: Sequence[JobSubmission], *, own: bool
+    alias: str,
+    submissions: Sequence[JobSubmission],
+    places: Mapping[tuple[str, str], Place],
+    *,
+    own: bool,
 ) -> dict[tuple[str, str], Job]:
+    dialect = dialect_for(alias)
     values = [_values(one) for one in submissions]
-    rows = dialect_for(alias).insert_jobs(alias, _COLUMNS, values, own=own)
+    if places:
+        at = [places[one.identity] for one in submissions]
+        rows = dialect.insert_jobs(alias, _COLUMNS, values, at)
+    else:
+        rows = dialect.insert_job(alias, _COLUMNS, values[0], own=own)
     inserted = {(row[1], row[2]): row for row in rows}
     return {
         one.identity: _new_job(alias, one, inserted[one.identity])

@@ -1,4 +1,4 @@
-"""The contract of a dialect, and the two value types that its statements are made from."""
+"""The contract of a dialect, and the value types that its statements are made from."""
 
 from __future__ import annotations
 
@@ -43,6 +43,14 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a job stands in the order of claims, whenever its insert succeeds."""
+
+    id: int
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FencedMove:
     """One conditional write of a token's holder, on many jobs at once.
 
@@ -66,6 +74,13 @@ class Dialect(abc.ABC):
     """Clock, transactions of our own, set-based statements, and errors told by their code."""
 
     vendor: str
+
+    @staticmethod
+    def fetch(alias: str, sql: str, params: Params = ()) -> list[Row]:
+        """Run one statement in whatever transaction is open and give its rows."""
+        with connections[alias].cursor() as cursor:
+            cursor.execute(sql, params)
+            return list(cursor.fetchall())
 
     @abc.abstractmethod
     def now(self) -> str:
@@ -122,10 +137,24 @@ class Dialect(abc.ABC):
         """
 
     @abc.abstractmethod
-    def insert_jobs(
-        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    def insert_job(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Any], *, own: bool
     ) -> list[Row]:
-        """Insert jobs; of new ones give id, scope_hash, job_id, created_at, run_at, status."""
+        """Insert one job; if it is new give id, scope_hash, job_id, created_at, run_at, status."""
+
+    @abc.abstractmethod
+    def draw_places(self, alias: str, count: int) -> list[Place]:
+        """Draw ascending ids and one creation instant, in the transaction that inserts."""
+
+    @abc.abstractmethod
+    def insert_jobs(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        places: Sequence[Place],
+    ) -> list[Row]:
+        """Insert many at their places, in the open transaction; answer as ``insert_job``."""
 
     @abc.abstractmethod
     def lock_jobs(

@@ -21,6 +21,7 @@ from .base import (
     FencedMove,
     Lane,
     Params,
+    Place,
     Row,
     assignments,
     in_lane,
@@ -98,9 +99,8 @@ class PostgreSQL(Dialect):
         connection = connections[alias]
         refuse_open_transaction(alias)
         if in_test_wrapper(connection) or not _sends_whole_scripts(connection):
-            with self.own(alias, lock_timeout=lock_timeout), connection.cursor() as cursor:
-                cursor.execute(sql, params)
-                return list(cursor.fetchall())
+            with self.own(alias, lock_timeout=lock_timeout):
+                return self.fetch(alias, sql, params)
         script = (
             "BEGIN ISOLATION LEVEL READ COMMITTED;"
             f" SET LOCAL lock_timeout = {lock_timeout_ms(lock_timeout)}; {sql}; COMMIT"
@@ -139,9 +139,7 @@ class PostgreSQL(Dialect):
         sql = _fenced_statement(move, given, now=self.now(), wait=wait)
         if own:
             return self.run(alias, sql, params, lock_timeout=lock_timeout)
-        with connections[alias].cursor() as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall())
+        return self.fetch(alias, sql, params)
 
     def claim(
         self,
@@ -166,21 +164,32 @@ class PostgreSQL(Dialect):
         sql = _claim_statement(picks, now=now, limit=limit, lease=lease, columns=columns)
         return self.run(alias, sql, {**lane_params(lanes), "worker": worker})
 
-    def insert_jobs(
-        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    def insert_job(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Any], *, own: bool
     ) -> list[Row]:
-        sql: str
-        params: Params
-        if len(values) == 1:
-            sql, params = insert_one(columns, self.now(), values[0])
-        else:
-            given, params = self.rows(columns, values)
-            sql = _insert_statement(list(columns), given, now=self.now())
-        if own:
-            return self.run(alias, sql, params)
-        with connections[alias].cursor() as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall())
+        sql, params = insert_one(columns, self.now(), values)
+        return self.run(alias, sql, params) if own else self.fetch(alias, sql, params)
+
+    def draw_places(self, alias: str, count: int) -> list[Place]:
+        sql = (
+            f"SELECT nextval(pg_get_serial_sequence('{JOBS}', 'id')::regclass), t.now"
+            f" FROM (SELECT {self.now()} AS now) AS t, generate_series(1, %s)"
+        )
+        drawn = self.fetch(alias, sql, [count])
+        return [
+            Place(id=number, created_at=drawn[0][1]) for number in sorted(row[0] for row in drawn)
+        ]
+
+    def insert_jobs(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        places: Sequence[Place],
+    ) -> list[Row]:
+        placed = [(at.id, at.created_at, *row) for at, row in zip(places, values, strict=True)]
+        given, params = self.rows({"id": "bigint", "created_at": "bigint", **columns}, placed)
+        return self.fetch(alias, _insert_statement(list(columns), given), params)
 
     def lock_jobs(
         self,
@@ -191,14 +200,13 @@ class PostgreSQL(Dialect):
         limit: int,
         order: str = "j.id",
     ) -> list[Row]:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(
-                f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
-                f" ORDER BY {order} LIMIT {int(limit)}{_ROW_LOCK} OF j SKIP LOCKED)"
-                f" SELECT id, {self.now()} FROM locked",
-                params,
-            )
-            return list(cursor.fetchall())
+        return self.fetch(
+            alias,
+            f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
+            f" ORDER BY {order} LIMIT {int(limit)}{_ROW_LOCK} OF j SKIP LOCKED)"
+            f" SELECT id, {self.now()} FROM locked",
+            params,
+        )
 
     def for_update(self) -> str:
         return _ROW_LOCK
@@ -325,20 +333,16 @@ def _claim_statement(
     )
 
 
-def _insert_statement(columns: list[str], given: str, *, now: str) -> str:
-    """Draw ids in the given order, insert in order of identity: no deadlock between two callers."""
+def _insert_statement(columns: list[str], given: str) -> str:
+    """Insert in order of identity, so that two callers of the same ones cannot deadlock."""
     copied = ", ".join(columns)
     return (
-        f"WITH given AS MATERIALIZED ({given}),"
-        " numbered AS MATERIALIZED (SELECT nextval(pg_get_serial_sequence("
-        f"'{JOBS}', 'id')::regclass) AS id, g.* FROM (SELECT * FROM given ORDER BY ord) AS g),"
-        f" timed AS MATERIALIZED (SELECT {now} AS now)"
-        f" INSERT INTO {JOBS} (id, created_at, run_at, status, {copied}, attempt_count,"
+        f"INSERT INTO {JOBS} (id, created_at, run_at, status, {copied}, attempt_count,"
         " granted_attempts, limit_waiting, progress, progress_message)"
-        " SELECT n.id, t.now, coalesce(n.initial_run_at, t.now),"
-        " CASE WHEN n.initial_run_at > t.now THEN 'scheduled' ELSE 'queued' END,"
-        f" {', '.join('n.' + column for column in columns)}, 0, 0, false, 0, ''"
-        ' FROM numbered n, timed t ORDER BY n.scope_hash COLLATE "C", n.job_id COLLATE "C"'
+        " SELECT g.id, g.created_at, coalesce(g.initial_run_at, g.created_at),"
+        " CASE WHEN g.initial_run_at > g.created_at THEN 'scheduled' ELSE 'queued' END,"
+        f" {', '.join('g.' + column for column in columns)}, 0, 0, false, 0, ''"
+        f' FROM ({given}) AS g ORDER BY g.scope_hash COLLATE "C", g.job_id COLLATE "C"'
         " ON CONFLICT DO NOTHING"
         " RETURNING id, scope_hash, job_id, created_at, run_at, status"
     )

@@ -25,6 +25,7 @@ from .base import (
     FencedMove,
     Lane,
     Params,
+    Place,
     Row,
     assignments,
     in_lane,
@@ -89,12 +90,7 @@ class SQLite(Dialect):
         self, alias: str, sql: str, params: Params = (), *, lock_timeout: float | None = None
     ) -> list[Row]:
         with self.own(alias, lock_timeout=lock_timeout):
-            return self._fetch(alias, sql, params)
-
-    def _fetch(self, alias: str, sql: str, params: Params = ()) -> list[Row]:
-        with connections[alias].cursor() as cursor:
-            cursor.execute(sql, params)
-            return list(cursor.fetchall())
+            return self.fetch(alias, sql, params)
 
     def rows(
         self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
@@ -119,7 +115,7 @@ class SQLite(Dialect):
         lock_timeout: float | None = None,
     ) -> list[Row]:
         if not own:
-            self._fetch(alias, TAKE_WRITER)
+            self.fetch(alias, TAKE_WRITER)
             return self._fenced(alias, move, values)
         with self.own(alias, lock_timeout=lock_timeout):
             return self._fenced(alias, move, values)
@@ -129,11 +125,11 @@ class SQLite(Dialect):
         params["now"] = host_now()
         owned = _owned(move, given)
         if not move.touches_attempt:
-            return self._fetch(alias, _job_write(move, owned, ""), params)
-        ids = self._fetch(alias, _attempt_write(move, owned), params)
+            return self.fetch(alias, _job_write(move, owned, ""), params)
+        ids = self.fetch(alias, _attempt_write(move, owned), params)
         params["mine"] = json.dumps([row[0] for row in ids])
         narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"
-        return self._fetch(alias, _job_write(move, owned, narrowed), params)
+        return self.fetch(alias, _job_write(move, owned, narrowed), params)
 
     def claim(
         self,
@@ -158,8 +154,8 @@ class SQLite(Dialect):
             if not ids:
                 return []
             params["picked"] = json.dumps(ids)
-            claimed = self._fetch(alias, _claim_statement(columns), params)
-            self._fetch(alias, _OPEN_ATTEMPTS, params)
+            claimed = self.fetch(alias, _claim_statement(columns), params)
+            self.fetch(alias, _OPEN_ATTEMPTS, params)
         place = {job: number for number, job in enumerate(ids)}
         at = list(columns).index("id")
         return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
@@ -172,42 +168,46 @@ class SQLite(Dialect):
         for first in range(0, len(lanes), LANES_AT_ONCE):
             some = lanes[first : first + LANES_AT_ONCE]
             pick = _pick_statement([f"{in_lane(n)} AND {claimable}" for n in range(len(some))])
-            found += self._fetch(alias, pick, params | lane_params(some))
+            found += self.fetch(alias, pick, params | lane_params(some))
         if len(lanes) > LANES_AT_ONCE:
             found.sort(key=lambda row: (-row[1], row[2], row[0]))
         return [row[0] for row in found[: params["limit"]]]
 
-    def insert_jobs(
-        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]], *, own: bool
+    def insert_job(
+        self, alias: str, columns: Mapping[str, str], values: Sequence[Any], *, own: bool
     ) -> list[Row]:
         if own:
             with self.own(alias):
-                return self.insert_jobs(alias, columns, values, own=False)
-        if len(values) == 1:
-            sql, params = insert_one(columns, NOW, values[0])
-            params["now"] = host_now()
-            return self._fetch(alias, sql, params)
-        return self._insert_many(alias, columns, values)
+                return self.insert_job(alias, columns, values, own=False)
+        sql, params = insert_one(columns, NOW, values)
+        params["now"] = host_now()
+        return self.fetch(alias, sql, params)
 
-    def _insert_many(
-        self, alias: str, columns: Mapping[str, str], values: Sequence[Sequence[Any]]
-    ) -> list[Row]:
-        """Insert in the given order by one prepared statement, then read what was inserted.
+    def draw_places(self, alias: str, count: int) -> list[Place]:
+        """AUTOINCREMENT numbers only grow, and from here on we are the only writer.
 
-        AUTOINCREMENT numbers only grow, and we hold the only writer, so the new rows are those
-        above the last number before. A write comes first: a read would keep a transaction of
-        the caller from becoming the writer once another has written.
+        A write comes first: a read would keep a transaction of the caller from becoming the
+        writer once another has written.
         """
+        self.fetch(alias, TAKE_WRITER)
+        now = host_now()
+        last = self.fetch(alias, "SELECT seq FROM sqlite_sequence WHERE name = %s", [JOBS])
+        first = last[0][0] + 1 if last else 1
+        return [Place(id=number, created_at=now) for number in range(first, first + count)]
+
+    def insert_jobs(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        places: Sequence[Place],
+    ) -> list[Row]:
+        """Insert in the given order by one prepared statement, then read what was inserted."""
+        at = list(columns).index("initial_run_at")
+        rows = [_placed(place, row, row[at]) for place, row in zip(places, values, strict=True)]
         with connections[alias].cursor() as cursor:
-            cursor.execute(TAKE_WRITER)
-            now = host_now()
-            cursor.execute("SELECT seq FROM sqlite_sequence WHERE name = %s", [JOBS])
-            last = (cursor.fetchone() or (0,))[0]
-            at = list(columns).index("initial_run_at")
-            rows = [_with_instants(row, row[at], now) for row in values]
             cursor.executemany(_insert_statement(list(columns)), rows)
-            cursor.execute(_INSERTED_AFTER, [last])
-            return list(cursor.fetchall())
+        return self.fetch(alias, _INSERTED, [places[0].id, places[-1].id])
 
     def lock_jobs(
         self,
@@ -218,7 +218,7 @@ class SQLite(Dialect):
         limit: int,
         order: str = "j.id",
     ) -> list[Row]:
-        return self._fetch(
+        return self.fetch(
             alias,
             f"SELECT j.id, {self.now()} FROM {JOBS} j WHERE {condition}"
             f" ORDER BY {order} LIMIT {int(limit)}",
@@ -330,22 +330,23 @@ _OPEN_ATTEMPTS = (
     f" FROM {JOBS} WHERE id IN (SELECT value FROM json_each(%(picked)s)) ORDER BY id"
 )
 
-_INSERTED_AFTER = (
-    f"SELECT id, scope_hash, job_id, created_at, run_at, status FROM {JOBS} WHERE id > %s"
+_INSERTED = (
+    "SELECT id, scope_hash, job_id, created_at, run_at, status"
+    f" FROM {JOBS} WHERE id BETWEEN %s AND %s"
 )
 
 
 def _insert_statement(columns: list[str]) -> str:
     return (
-        f"INSERT INTO {JOBS} (created_at, run_at, status, {', '.join(columns)}, attempt_count,"
+        f"INSERT INTO {JOBS} (id, created_at, run_at, status, {', '.join(columns)}, attempt_count,"
         " granted_attempts, limit_waiting, progress, progress_message)"
-        f" VALUES (%s, %s, %s, {', '.join('%s' for _ in columns)}, 0, 0, 0, 0, '')"
+        f" VALUES (%s, %s, %s, %s, {', '.join('%s' for _ in columns)}, 0, 0, 0, 0, '')"
         " ON CONFLICT DO NOTHING"
     )
 
 
-def _with_instants(row: Sequence[Any], run_at: int | None, now: int) -> tuple[Any, ...]:
-    """Put created_at, run_at and status before the columns of a row."""
-    if run_at is None:
-        return (now, now, "queued", *row)
-    return (now, run_at, "scheduled" if run_at > now else "queued", *row)
+def _placed(place: Place, row: Sequence[Any], run_at: int | None) -> tuple[Any, ...]:
+    """Put id, created_at, run_at and status before the columns of a row."""
+    due = place.created_at if run_at is None else run_at
+    status = "scheduled" if due > place.created_at else "queued"
+    return (place.id, place.created_at, due, status, *row)

@@ -205,7 +205,7 @@ def test_the_tries_are_bounded(way: Callable[[], Job], monkeypatch: pytest.Monke
         tries.append(1)
         return []
 
-    monkeypatch.setattr(dialect, "insert_jobs", refused)
+    monkeypatch.setattr(dialect, "insert_job", refused)
     with pytest.raises(IntegrityError, match="try again"):
         way()
     assert len(tries) == doors.ROUNDS

@@ -186,3 +186,15 @@ def test_repeating_ten_thousand_costs_as_many_queries_as_ten() -> None:
         assert not any(job.newly_created for job in again)
         counts.append(len(queries))
     assert counts[0] == counts[1] <= 8
+
+
+@ways
+def test_a_held_back_key_does_not_change_the_order_of_claims(way: Any) -> None:
+    """The first asker of the key exists and has ended, so the second is inserted late."""
+    ended = Job.objects.submit(order("a", dedupe_key="k"))
+    assert ended.request_cancel() == "cancelled"
+    with way() as door:
+        jobs = door([order("a", dedupe_key="k"), order("b", dedupe_key="k"), order("c")])
+    assert [job.newly_created for job in jobs] == [False, True, True]
+    claimed = claim("default", queued_lanes("default"), limit=5, worker="w", lease_seconds=60)
+    assert [one.job_id for one in claimed] == ["b", "c"]
