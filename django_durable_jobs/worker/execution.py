@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import logging
-import sysconfig
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from django.db import connections as django_connections
@@ -32,7 +27,6 @@ from ..instants import from_microseconds, seconds_to_microseconds
 from ..payloads import (
     CorruptPayload,
     NotStorable,
-    clean_text,
     decode_json_text,
     encode_result,
     payload_sha256,
@@ -44,14 +38,9 @@ from ..transitions.completion import complete, completion_stands, fence
 from ..transitions.outcomes import Outcome, record_checkpoint, record_progress
 from . import connections
 from .context import JobContext, Store
+from .described import log_raised, named, stored_traceback, summary
 
 logger = logging.getLogger("django_durable_jobs.worker")
-
-SUMMARY_LIMIT = 1_000
-TRACEBACK_LIMIT = 20_000
-CHAIN_LIMIT = 8
-LOGGED_CHAIN_LIMIT = 100
-FRAME_LIMIT = 50
 
 
 class CompletionRolledBack(Exception):
@@ -136,7 +125,7 @@ def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Ou
         result = call(handler, *arguments)
     except LeaseLost as error:
         if ctx.completion_stands():
-            logger.warning("%s lost its lease after it completed", _named(dispatch.job))
+            logger.warning("%s lost its lease after it completed", named(dispatch.job))
             return None
         # Raised by the handler itself, it is an error like any other.
         return None if ctx.lost else _raised(dispatch, ctx, error)
@@ -144,7 +133,7 @@ def execute(dispatch: Dispatch, ctx: JobContext, call: Callable[..., Any]) -> Ou
     # they were raised by its code, in its thread, and the slot must be clean for the next job.
     except BaseException as error:
         if ctx.completion_stands():
-            _log(dispatch.job, error)
+            log_raised(named(dispatch.job), error)
             return None
         return _raised(dispatch, ctx, error)
     if ctx.completed:
@@ -167,7 +156,7 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
     try:
         text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
     except NotStorable as error:
-        logger.error("%s returned what cannot be stored: %s", _named(dispatch.job), error)
+        logger.error("%s returned what cannot be stored: %s", named(dispatch.job), error)
         return _failure(
             dispatch,
             error,
@@ -209,9 +198,9 @@ def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcom
     if ctx.overdue():
         return _timed_out(dispatch, error)
     if isinstance(error, PermanentError | RetryLater):
-        logger.warning("%s raised %s on purpose", _named(dispatch.job), type(error).__name__)
+        logger.warning("%s raised %s on purpose", named(dispatch.job), type(error).__name__)
     else:
-        _log(dispatch.job, error)
+        log_raised(named(dispatch.job), error)
     if isinstance(error, PermanentError):
         return _failure(dispatch, error, category=states.PERMANENT, retryable=False)
     return _failure(dispatch, error, category=states.HANDLER_ERROR, retryable=True)
@@ -231,7 +220,7 @@ def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome
 
 
 def _timed_out(dispatch: Dispatch, error: BaseException) -> Outcome:
-    logger.warning("%s passed its timeout", _named(dispatch.job))
+    logger.warning("%s passed its timeout", named(dispatch.job))
     return _failure(
         dispatch,
         error,
@@ -259,8 +248,8 @@ def _failure(
         final_status=states.FAILED,
         retry_delay=_retry_delay(dispatch, error) if retryable else None,
         error_category=category,
-        error_summary=_described(summary, error),
-        error_traceback=_described(_stored_traceback, error),
+        error_summary=summary(error),
+        error_traceback=stored_traceback(error),
     )
 
 
@@ -288,97 +277,3 @@ def _backoff(dispatch: Dispatch, error: BaseException) -> float | None:
         # An exit raised inside the project's function: the outcome comes first.
         logger.exception("a backoff function raised; the default backoff is used")
         return backoff_seconds(None, error, attempt, **bounds)
-
-
-def _described(describe: Callable[[BaseException], str | None], error: BaseException) -> str | None:
-    """Describe an exception; what its own code does meanwhile must not cost the outcome."""
-    try:
-        return describe(error)
-    except BaseException:
-        logger.exception("an exception could not be described")
-        return "an exception that cannot be described"
-
-
-def _named(job: ClaimedJob) -> str:
-    """Name an attempt in a log line."""
-    return f"job {job.job_id} (attempt {job.attempt_count} of handler {job.handler})"
-
-
-def _log(job: ClaimedJob, error: BaseException) -> None:
-    """Log with the whole traceback, if it has an end."""
-    try:
-        kind = type(error).__name__
-        if _has_end(error):
-            logger.error("%s raised %s", _named(job), kind, exc_info=error)
-        else:
-            logger.error("%s raised %s\n%s", _named(job), kind, _formatted(error))
-    except BaseException:
-        logger.exception("%s raised what cannot be logged", _named(job))
-
-
-def summary(error: BaseException) -> str:
-    """Name the class and the code place; the message only where its author controls it (3.14)."""
-    kind = type(error)
-    text = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    place = _place(error.__traceback__)
-    if place:
-        text += f" at {place}"
-    if isinstance(error, PermanentError | RetryLater | NotStorable) and error.args:
-        text += f": {clean_text(error.args[0], SUMMARY_LIMIT)}"
-    return clean_text(text, SUMMARY_LIMIT)
-
-
-def _place(trace: TracebackType | None) -> str:
-    """Give the innermost place in the project's own code; without any, the innermost of all."""
-    place = own = None
-    while trace is not None:
-        place = trace
-        if not _is_library(trace.tb_frame.f_code.co_filename):
-            own = trace
-        trace = trace.tb_next
-    shown = own or place
-    if shown is None:
-        return ""
-    frame = shown.tb_frame
-    module = frame.f_globals.get("__name__", "?")
-    return f"{module}:{frame.f_code.co_name}:{shown.tb_lineno}"
-
-
-_PACKAGE = str(Path(__file__).parent.parent)
-_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
-
-
-def _is_library(file: str) -> bool:
-    """Tell the files of this package, of installed packages and of Python itself."""
-    return file.startswith((_PACKAGE, _STANDARD_LIBRARY, "<frozen")) or "site-packages" in file
-
-
-def _stored_traceback(error: BaseException) -> str | None:
-    """Format the traceback where the project opted in."""
-    return _formatted(error) if settings.ERROR_DETAIL == "traceback" else None
-
-
-def _formatted(error: BaseException) -> str:
-    """Format a traceback in bounded work; ``traceback`` itself follows causes without end."""
-    parts: list[str] = []
-    for one in islice(_chain(error), CHAIN_LIMIT):
-        frames = "".join(traceback.format_tb(one.__traceback__, limit=-FRAME_LIMIT))
-        kind = type(one)
-        said = clean_text(one, SUMMARY_LIMIT)
-        parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}: {said}\n")
-    joint = "\nThe cause of the following:\n\n"
-    return clean_text(joint.join(reversed(parts)), TRACEBACK_LIMIT)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Give an exception, its cause, that one's cause: once each, maybe without end."""
-    seen: set[int] = set()
-    one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
-
-
-def _has_end(error: BaseException) -> bool:
-    return sum(1 for _ in islice(_chain(error), LOGGED_CHAIN_LIMIT)) < LOGGED_CHAIN_LIMIT
