@@ -313,11 +313,15 @@ def _lane_statement(condition: str) -> str:
     )
 
 
+# Random behind the claim's millisecond, so that the index of tokens grows at its end.
+_MARK = f"printf('%%.11s', printf('%%011x', {NOW} / 1000)) || substr(lower(hex(randomblob(11))), 2)"
+
+
 def _claim_statement(columns: Sequence[str]) -> str:
     wanted = ", ".join(_UNDECODED.get(column, column) for column in columns)
     return (
         f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
-        f" lease_token = lower(hex(randomblob(16))), lease_expires_at = {NOW} + %(lease)s,"
+        f" lease_token = {_MARK}, lease_expires_at = {NOW} + %(lease)s,"
         " progress = 0, progress_message = ''"
         " WHERE id IN (SELECT value FROM json_each(%(picked)s))"
         f" RETURNING {wanted}, {NOW} AS claimed_at"
