@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
@@ -89,8 +90,8 @@ def _payload_type(func: Any, parameter: inspect.Parameter, local_names: dict[str
         )
     plain = inspect.unwrap(func)
     holder = types.SimpleNamespace(__annotations__={"payload": parameter.annotation})
-    names = {**local_names, **_closure(plain)}
     try:
+        names = {**local_names, **_closure(plain)}
         return typing.get_type_hints(holder, plain.__globals__, names, include_extras=True)[
             "payload"
         ]
@@ -102,7 +103,12 @@ def _payload_type(func: Any, parameter: inspect.Parameter, local_names: dict[str
 
 
 def _closure(func: types.FunctionType) -> dict[str, Any]:
-    return dict(inspect.getclosurevars(func).nonlocals)
+    """Give the names of the functions around; those not bound yet (its own maybe) are left out."""
+    found = {}
+    for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):
+            found[name] = cell.cell_contents
+    return found
 
 
 def _signature(func: Any) -> inspect.Signature:

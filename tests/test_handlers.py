@@ -145,6 +145,14 @@ def test_annotations_resolve_through_a_closure() -> None:
     assert build().codec.decode('{"value":1}') == Local(1)
 
 
+def test_a_handler_in_a_function_may_name_itself() -> None:
+    @job("t.itself")
+    def handler(ctx: Any, payload: Ship) -> Handler[Any, Any]:
+        return handler
+
+    assert handler(None, Ship(1)) is handler
+
+
 def test_a_wrapped_function_is_read_through() -> None:
     def plain(ctx: Any, payload: Ship) -> int:
         return 1

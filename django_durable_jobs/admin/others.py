@@ -6,11 +6,12 @@ from datetime import timedelta
 
 from django.contrib import admin
 from django.urls import reverse
-from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
+from ..clock import host_now
+from ..instants import from_microseconds
 from ..models import LiveWorker, OperatorAction, QueuePause, ScheduleCursor
 from ..transitions.workers import LIVE_SECONDS
 from . import displays
@@ -67,7 +68,8 @@ class LiveWorkerAdmin(ReadOnlyAdmin):
     @admin.display(description=_("live"), boolean=True)
     def is_live(self, worker: LiveWorker) -> bool:
         """By this host's clock; a killed worker's row stays until another one starts."""
-        return bool(worker.last_seen_at > timezone.now() - timedelta(seconds=LIVE_SECONDS))
+        now = from_microseconds(host_now())
+        return bool(worker.last_seen_at > now - timedelta(seconds=LIVE_SECONDS))
 
     @admin.display(description=_("queues"))
     def queues_shown(self, worker: LiveWorker) -> str:

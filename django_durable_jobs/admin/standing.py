@@ -8,8 +8,8 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from .. import states
-from ..dialects.base import Lane
 from ..models import Job, QueuePause
+from ..transitions._lanes import lane_of
 from ..transitions.control import alias_of
 from ..transitions.workers import live_capabilities
 from .displays import exact
@@ -111,12 +111,7 @@ def _queue(job: Job) -> list[str]:
     found = []
     if QueuePause.objects.using(alias).filter(queue=job.queue).exists():
         found.append(_("Its queue %(queue)s is paused.") % {"queue": job.queue})
-    lane = Lane(
-        queue=job.queue,
-        handler=job.handler,
-        version=job.handler_version,
-        fingerprint=job.fingerprint,
-    )
+    lane = lane_of(job)
     if not any(served.runs(lane) for served in live_capabilities(alias)):
         found.append(
             _("No live worker serves its queue %(queue)s and its handler %(handler)s.")

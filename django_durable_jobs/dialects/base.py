@@ -175,8 +175,11 @@ class Dialect(abc.ABC):
         """Give the condition of the claim's index over a job row, in words that match it."""
         return f"{row}.status = 'queued' AND NOT {row}.limit_waiting"
 
-    def longest_timeout(self) -> float | None:
-        """Give the seconds that a job's timeout must stay below, None for no such limit (4.6)."""
+    def longest_timeout(self, lease_seconds: float | None = None) -> float | None:
+        """Give the seconds that a job's timeout must stay below, None for no such limit (4.6).
+
+        ``lease_seconds`` is the lease of its claim, unless ``LEASE_SECONDS``.
+        """
         return None
 
     @abc.abstractmethod

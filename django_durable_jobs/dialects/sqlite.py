@@ -225,9 +225,9 @@ class SQLite(Dialect):
             params,
         )
 
-    def longest_timeout(self) -> float | None:
+    def longest_timeout(self, lease_seconds: float | None = None) -> float | None:
         # One writer: a renewal may fail while a handler writes, so the lease must outlast it.
-        return float(settings.LEASE_SECONDS)
+        return float(settings.LEASE_SECONDS if lease_seconds is None else lease_seconds)
 
     def claimable(self, row: str) -> str:
         # A partial index serves only where its very words stand, and Django wrote "NOT"

@@ -1,7 +1,17 @@
 """Test helpers that use the production code (CONTRACT 7.2)."""
 
+from .attempts import HeldAttempt, claim, expire_lease, run_attempt
 from .clock import FakeClock
-from .contexts import context
+from .contexts import TestContext, context
 from .draining import drain
 
-__all__ = ["FakeClock", "context", "drain"]
+__all__ = [
+    "FakeClock",
+    "HeldAttempt",
+    "TestContext",
+    "claim",
+    "context",
+    "drain",
+    "expire_lease",
+    "run_attempt",
+]

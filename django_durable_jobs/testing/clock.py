@@ -32,8 +32,9 @@ class FakeClock:
             if isinstance(delta, timedelta)
             else seconds_to_microseconds(delta)
         )
+        moved = from_microseconds(self._instant + step)
         self._instant += step
-        return self.now
+        return moved
 
     def __enter__(self) -> FakeClock:
         if clock.replaced() is not None:

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..clock import host_now
 from ..exceptions import JobCancelled
+from ..instants import from_microseconds
 from ..worker.context import JobContext, Store
 
 
@@ -71,6 +73,7 @@ def context(
         attempt=attempt,
         max_attempts=max_attempts,
         timeout=3600,
+        started_at=from_microseconds(host_now()),
         enforce_timeout=False,
         checkpoint_value=checkpoint_value,
     )

@@ -5,8 +5,19 @@ from __future__ import annotations
 from django.db import connections
 
 from ..dialects.base import JOBS, Lane
+from ..models import Job
 
 _COLUMNS = ("queue", "handler", "handler_version", "fingerprint")
+
+
+def lane_of(job: Job) -> Lane:
+    """Give the lane that a job is claimed from while it is queued."""
+    return Lane(
+        queue=job.queue,
+        handler=job.handler,
+        version=job.handler_version,
+        fingerprint=job.fingerprint,
+    )
 
 
 def lanes(alias: str, condition: str, restriction: str = "1 = 1") -> list[Lane]:

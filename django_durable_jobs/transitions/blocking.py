@@ -23,10 +23,12 @@ def block_lane(alias: str, lane: Lane, reason: str, *, patience: float) -> int:
     return _block(alias, lane, condition, reason)
 
 
-def block_unholdable(alias: str, runnable: Sequence[Lane]) -> int:
+def block_unholdable(
+    alias: str, runnable: Sequence[Lane], *, lease_seconds: float | None = None
+) -> int:
     """Block jobs at the head of a lane whose timeout the lease cannot hold (CONTRACT 4.6)."""
     dialect = dialect_for(alias)
-    holds = dialect.longest_timeout()
+    holds = dialect.longest_timeout(lease_seconds)
     if holds is None:
         return 0
     head = (
@@ -55,12 +57,12 @@ def blocked_lanes(alias: str) -> list[Lane]:
     return lanes(alias, f"n.status = '{states.BLOCKED}'")
 
 
-def release_lane(alias: str, lane: Lane) -> int:
+def release_lane(alias: str, lane: Lane, *, lease_seconds: float | None = None) -> int:
     """Release the blocked jobs of a lane that this worker can run; give how many.
 
     Not those of a corrupt payload, nor of a policy that still cannot hold here.
     """
-    holds = dialect_for(alias).longest_timeout()
+    holds = dialect_for(alias).longest_timeout(lease_seconds)
     condition = (
         f"{_IN_LANE} AND j.status = '{states.BLOCKED}'"
         f" AND j.blocked_reason <> '{states.CORRUPT_PAYLOAD}'"

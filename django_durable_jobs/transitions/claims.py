@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.db import DatabaseError, OperationalError, connections
@@ -91,18 +92,7 @@ def claim(
     if limit < 1 or not wanted:
         return []
 
-    def attempt(limit: int, among: str) -> list[ClaimedJob]:
-        rows = dialect_for(alias).claim(
-            alias,
-            wanted,
-            limit=limit,
-            worker=worker,
-            lease=seconds_to_microseconds(lease_seconds),
-            columns=_COLUMNS,
-            among=among,
-        )
-        return [ClaimedJob(*row) for row in rows]
-
+    attempt = partial(_claim, alias, wanted, worker=worker, lease_seconds=lease_seconds)
     try:
         return attempt(limit, _left_out(_refused_now(alias)))
     except DatabaseError as error:
@@ -112,6 +102,37 @@ def claim(
         if not claimed:
             raise
         return claimed
+
+
+def claim_job(
+    alias: str, job: int, lane: Lane, *, worker: str, lease_seconds: float
+) -> ClaimedJob | None:
+    """Claim exactly this job of a lane; None where it may not be claimed now."""
+    claimed = _claim(
+        alias, [lane], 1, f"j.id = {int(job)}", worker=worker, lease_seconds=lease_seconds
+    )
+    return claimed[0] if claimed else None
+
+
+def _claim(
+    alias: str,
+    wanted: Sequence[Lane],
+    limit: int,
+    among: str,
+    *,
+    worker: str,
+    lease_seconds: float,
+) -> list[ClaimedJob]:
+    rows = dialect_for(alias).claim(
+        alias,
+        wanted,
+        limit=limit,
+        worker=worker,
+        lease=seconds_to_microseconds(lease_seconds),
+        columns=_COLUMNS,
+        among=among,
+    )
+    return [ClaimedJob(*row) for row in rows]
 
 
 REFUSED_SECONDS = 30.0

@@ -63,10 +63,27 @@ def _forget(connection: Any) -> None:
     with suppress(Exception):
         connection.close()
     # Closing inside an atomic block only marks the connection; forget the block too.
-    connection.connection = None
+    connection.connection = _rolled_back(connection) if _is_in_memory(connection) else None
     connection.in_atomic_block = False
     connection.atomic_blocks = []
     connection.savepoint_ids = []
     connection.needs_rollback = False
     connection.closed_in_transaction = False
     connection.run_on_commit = []
+
+
+def _is_in_memory(connection: Any) -> bool:
+    """Tell a SQLite database that goes with its last connection, as tests use it."""
+    return connection.vendor == "sqlite" and bool(connection.is_in_memory_db())
+
+
+def _rolled_back(connection: Any) -> Any:
+    """Give the driver's connection back in autocommit, without what was open; None if closed."""
+    raw = connection.connection
+    try:
+        raw.rollback()
+        raw.isolation_level = None
+    except Exception:
+        return None
+    connection.autocommit = True
+    return raw

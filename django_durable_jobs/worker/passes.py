@@ -46,12 +46,20 @@ def own_capabilities() -> frozenset[Capability]:
     )
 
 
-def run_passes(alias: str, serving: Serving, *, patient: bool = True, recover: bool = True) -> int:
+def run_passes(
+    alias: str,
+    serving: Serving,
+    *,
+    patient: bool = True,
+    recover: bool = True,
+    lease_seconds: float | None = None,
+) -> int:
     """Recover, exhaust, promote, release, block, where there is something to do.
 
     ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3).
-    ``recover`` is False where a look for expired leases is not due yet. Gives how many jobs
-    may be claimable now that were not before.
+    ``recover`` is False where a look for expired leases is not due yet. ``lease_seconds`` is
+    what the worker claims with, unless ``LEASE_SECONDS``. Gives how many jobs may be claimable
+    now that were not before.
     """
     found = waiting(alias, recover=recover)
     moved = 0
@@ -62,8 +70,9 @@ def run_passes(alias: str, serving: Serving, *, patient: bool = True, recover: b
     if found.promote:
         moved += promote_due(alias)
     if found.release:
-        moved += _release(alias, serving)
-    _block(alias, serving, patience=2 * settings.POLL_SECONDS if patient else 0)
+        moved += _release(alias, serving, lease_seconds)
+    patience = 2 * settings.POLL_SECONDS if patient else 0
+    _block(alias, serving, patience=patience, lease_seconds=lease_seconds)
     return moved
 
 
@@ -73,15 +82,17 @@ def _told(jobs: int, what: str) -> int:
     return jobs
 
 
-def _release(alias: str, serving: Serving) -> int:
+def _release(alias: str, serving: Serving, lease_seconds: float | None) -> int:
     lanes = [lane for lane in blocked_lanes(alias) if serving.runs(lane)]
-    return _told(sum(release_lane(alias, lane) for lane in lanes), "released: this worker can run")
+    released = sum(release_lane(alias, lane, lease_seconds=lease_seconds) for lane in lanes)
+    return _told(released, "released: this worker can run")
 
 
-def _block(alias: str, serving: Serving, *, patience: float) -> None:
+def _block(alias: str, serving: Serving, *, patience: float, lease_seconds: float | None) -> None:
     lanes = [lane for lane in queued_lanes(alias) if serving.serves(lane.queue)]
     runnable = [lane for lane in lanes if serving.runs(lane)]
-    _told(block_unholdable(alias, runnable), "blocked: the lease cannot hold their timeout")
+    unholdable = block_unholdable(alias, runnable, lease_seconds=lease_seconds)
+    _told(unholdable, "blocked: the lease cannot hold their timeout")
     foreign = [lane for lane in lanes if not serving.runs(lane)]
     if not foreign:
         return
