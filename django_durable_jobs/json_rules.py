@@ -6,45 +6,79 @@ lone surrogates, integers beyond 64 bits, depth, size) is refused before any is 
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import decimal
 import enum
 import math
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from itertools import count, islice
 from typing import Any
 
 import msgspec
 
-from .model_id import INT_MAX, INT_MIN, ModelId
+from .exceptions import InvalidSubmission
+from .model_id import INT_MAX, INT_MIN, ModelId, is_instance
 from .payload_types import JSON_TYPE
 
 MAX_DEPTH = 100
-_MOMENTS = (datetime.date, datetime.time, datetime.timedelta, uuid.UUID)
+_PATH_LIMIT = 80
+_ATOMS = (bool, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, msgspec.UnsetType)
 _SURROGATE = re.compile("[\ud800-\udfff]")
+# A key of plain JSON is data, but mostly a name, without which no path would lead anywhere.
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,39}")
 _SAFE_REASON = re.compile(
     r"Expected `[\w |.\[\], ]+`, got `[\w ]+`|Object missing required field `\w+`"
 )
+_PIECE = re.compile(r"\[\.\.\.\]|\[\d+\]|\.\w+")
 _SAFE_PATH = re.compile(r"`\$[\w.\[\]]*`")
 
 
-class Refused(Exception):
-    """A value cannot be written; the path and the reason never show it."""
+# Where a value stands: the place of what holds it, and its index or key there. Written out
+# only for what is refused.
+Place = tuple[Any, int | str] | None
 
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path = path
+
+class Refused(Exception):
+    """A value cannot be written; the reason never shows it."""
+
+    def __init__(self, place: Place, reason: str) -> None:
+        super().__init__(place, reason)
+        self.place = place
         self.reason = reason
 
 
-def encode(value: object, limit: int, names: frozenset[str]) -> str:
-    """Give the JSON text, of at most ``limit`` UTF-8 bytes; raise ``Refused`` and nothing else.
+def path(place: Place, names: frozenset[str]) -> str:
+    """Write a place as in ``$.items[3].price``; a key is shown if it is a field or like a name."""
+    pieces = []
+    while place is not None:
+        place, step = place
+        if isinstance(step, int):
+            pieces.append(f"[{step}]")
+        else:
+            pieces.append(f".{step}" if step in names or _NAME.fullmatch(step) else "[...]")
+    whole = f"${''.join(reversed(pieces))}"
+    return whole if len(whole) <= _PATH_LIMIT else f"{whole[:_PATH_LIMIT]}..."
 
-    ``names`` are the keys that a path may show; every other key is data.
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """What else a value may hold; by default what a result may.
+
+    ``naive``: datetimes without an offset. ``instances``: rows of models, each of which
+    stands for its id.
     """
+
+    naive: bool = True
+    instances: bool = False
+
+
+def encode(value: object, limit: int, rules: Rules) -> str:
+    """Give the JSON text, of at most ``limit`` UTF-8 bytes; raise ``Refused`` and nothing else."""
     try:
-        _examine(value, limit, names)
+        _examine(value, limit, rules)
         data = ENCODER.encode(value)
         if len(data) > limit:
             raise _too_large(limit)
@@ -53,13 +87,15 @@ def encode(value: object, limit: int, names: frozenset[str]) -> str:
         raise
     except Exception as error:  # code of the value's own class, or a kind msgspec does not know
         reason = f"{type(value).__name__} cannot be written ({type(error).__name__})"
-        raise Refused("$", reason) from None
+        raise Refused(None, reason) from None
 
 
-def enc_hook(value: object) -> Any:
+def enc_hook(value: Any) -> Any:
     """Write what msgspec does not know: our ids, and subclasses of plain types."""
     if isinstance(value, ModelId):
         return value.wire
+    if is_instance(value):
+        return ModelId(value).wire
     for plain, convert in _PLAIN.items():
         if isinstance(value, plain):
             return convert(value)
@@ -84,53 +120,50 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {
 ENCODER = msgspec.json.Encoder(enc_hook=enc_hook)
 
 
-def _examine(value: object, limit: int, names: frozenset[str]) -> None:
+def _examine(value: object, limit: int, rules: Rules) -> None:
     """Refuse what JSON or a database cannot hold; iterative and bounded by ``limit``.
 
     Every value takes at least a byte, so a shared or cyclic structure that would unfold
     without end passes the limit or the depth first.
     """
-    pending: list[tuple[object, str, int]] = [(value, "$", 0)]
+    pending: list[tuple[object, Place, int]] = [(value, None, 0)]
     left = limit
     while pending:
-        item, path, depth = pending.pop()
-        children = _children(item, path, names)
+        item, place, depth = pending.pop()
+        if isinstance(item, list | tuple | dict) and len(item) > left:
+            raise _too_large(limit)
+        children = _children(item, place)
         if children is None:
-            left -= _check_leaf(item, path)
+            left -= _check_leaf(item, place, rules)
         else:
             if depth >= MAX_DEPTH:
-                raise Refused("$", f"it is nested deeper than {MAX_DEPTH} levels")
-            for child, child_path in children:
-                pending.append((child, child_path, depth + 1))
+                raise Refused(place, f"it is nested deeper than {MAX_DEPTH} levels")
+            # Whatever a class of the project's says of its own length.
+            for child, step in islice(children, limit + 1):
+                pending.append((child, (place, step), depth + 1))
             left -= 2
         if left < 0 or len(pending) > limit:
             raise _too_large(limit)
 
 
 def _too_large(limit: int) -> Refused:
-    return Refused("$", f"it is larger than {limit} bytes")
+    return Refused(None, f"it is larger than {limit} bytes")
 
 
-def _children(
-    item: object, path: str, names: frozenset[str]
-) -> Iterator[tuple[object, str]] | None:
-    """Give what a container holds, with paths; ``None`` for a leaf."""
+def _children(item: object, place: Place) -> Iterable[tuple[object, int | str]] | None:
+    """Give what a container holds, each with its index or key; ``None`` for a leaf."""
     if isinstance(item, list | tuple):
-        return ((child, f"{path}[{index}]") for index, child in enumerate(item))
+        return zip(item, count(), strict=False)
     if isinstance(item, dict):
-        return (_entry(key, child, path, names) for key, child in item.items())
+        for key in item:
+            if not isinstance(key, str):
+                raise Refused(place, f"a key is {type(key).__name__}; keys must be str")
+            _check_text(key, place)
+        return zip(item.values(), item, strict=True)
     record = _record_fields(item)
     if record is None:
         return None
-    return ((getattr(item, name), f"{path}.{name}") for name in record if hasattr(item, name))
-
-
-def _entry(key: object, child: object, path: str, names: frozenset[str]) -> tuple[object, str]:
-    """Check a key. Keys are data: only those that are fields of the type are shown."""
-    if not isinstance(key, str):
-        raise Refused(path, f"a key is {type(key).__name__}; keys must be str")
-    _check_leaf(key, path)
-    return child, f"{path}.{key}" if key in names else f"{path}[...]"
+    return [(getattr(item, name), name) for name in record if hasattr(item, name)]
 
 
 def _record_fields(item: object) -> tuple[str, ...] | None:
@@ -144,56 +177,87 @@ def _record_fields(item: object) -> tuple[str, ...] | None:
     return None
 
 
-def _check_leaf(item: object, path: str) -> int:
+def _check_leaf(item: object, place: Place, rules: Rules) -> int:
     """Refuse a single value; give the bytes that it takes at least."""
-    if item is None or isinstance(item, (bool, msgspec.UnsetType, *_MOMENTS)):
+    if isinstance(item, enum.Enum):
+        return _check_leaf(item.value, place, rules)
+    if isinstance(item, str):
+        return _check_text(item, place)
+    if item is None or isinstance(item, _ATOMS):
+        if not rules.naive and isinstance(item, datetime.datetime):
+            _refuse_naive(item, place)
         return 1
     if isinstance(item, ModelId):
-        return _check_leaf(item.wire, path)
-    if isinstance(item, enum.Enum):
-        return _check_leaf(item.value, path)
+        return _check_leaf(item.wire, place, rules)
     if isinstance(item, int | float | decimal.Decimal):
-        return _check_number(item, path)
-    if isinstance(item, str):
-        if not str.isascii(item) and _SURROGATE.search(item):
-            raise Refused(path, "text holds a lone surrogate, which is not Unicode")
-        return str.__len__(item) + 2
+        return _check_number(item, place)
     if isinstance(item, bytes | bytearray):
         return len(item) + 2
-    raise Refused(path, f"{type(item).__name__} is not a JSON type")
+    if rules.instances and is_instance(item):
+        return _check_leaf(_id_of(item, place), place, rules)
+    raise Refused(place, f"{type(item).__name__} is not a JSON type")
 
 
-def _check_number(item: int | float | decimal.Decimal, path: str) -> int:
+def _check_text(text: str, place: Place) -> int:
+    if not str.isascii(text) and _SURROGATE.search(text):
+        raise Refused(place, "text holds a lone surrogate, which is not Unicode")
+    return str.__len__(text) + 2
+
+
+def _id_of(instance: Any, place: Place) -> ModelId[Any]:
+    try:
+        return ModelId(instance)
+    except InvalidSubmission as error:
+        raise Refused(place, str(error).removesuffix(".")) from None
+
+
+def refuse_naive(value: object) -> None:
+    """Refuse a decoded value that holds a datetime without an offset."""
+    pending = [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, datetime.datetime):
+            _refuse_naive(item, None)
+        elif (children := _children(item, None)) is not None:
+            pending += [child for child, _ in children]
+
+
+def _refuse_naive(moment: datetime.datetime, place: Place) -> None:
+    if moment.utcoffset() is None:
+        raise Refused(place, "this datetime is naive: give an aware one")
+
+
+def _check_number(item: int | float | decimal.Decimal, place: Place) -> int:
     if isinstance(item, int):
         if not INT_MIN <= item <= INT_MAX:
-            raise Refused(path, "an int is beyond 64 bits: use str or Decimal")
+            raise Refused(place, "an int is beyond 64 bits: use str or Decimal")
     elif not (math.isfinite(item) if isinstance(item, float) else item.is_finite()):
-        raise Refused(path, f"{type(item).__name__} is NaN or infinite, which is not JSON")
+        raise Refused(place, f"{type(item).__name__} is NaN or infinite, which is not JSON")
     return 1
 
 
 # Exactness -----------------------------------------------------------------------------------
 
 
-def compare(value: Any, decoded: Any, path: str) -> None:
+def compare(value: Any, decoded: Any, place: Place = None) -> None:
     """Refuse a value that is not what a handler would be given for its text."""
     kind = type(decoded)
     if kind in (str, int, float):
         same = _is_same_scalar(value, decoded, kind)
     elif kind in (list, tuple):
-        same = _is_same_items(value, decoded, path)
+        same = _is_same_items(value, decoded, place)
     elif kind is dict:
         same = type(value) is dict and len(value) == len(decoded)
         for key in decoded if same else ():
-            compare(value[key], decoded[key], f"{path}[...]")
+            compare(value[key], decoded[key], (place, key))
     elif (fields := _record_fields(decoded)) is not None:
         same = type(value) is kind
         for name in fields if same else ():
-            compare(getattr(value, name), getattr(decoded, name), f"{path}.{name}")
+            compare(getattr(value, name), getattr(decoded, name), (place, name))
     else:
         same = _is_same_leaf(value, decoded)
     if not same:
-        raise Refused(path, _difference(value, kind))
+        raise Refused(place, _difference(value, kind))
 
 
 def _is_same_scalar(value: Any, decoded: Any, kind: type) -> bool:
@@ -202,17 +266,17 @@ def _is_same_scalar(value: Any, decoded: Any, kind: type) -> bool:
     return isinstance(value, wanted) and not isinstance(value, bool) and bool(value == decoded)
 
 
-def _is_same_items(value: Any, decoded: Any, path: str) -> bool:
+def _is_same_items(value: Any, decoded: Any, place: Place) -> bool:
     if type(value) is not type(decoded) or len(value) != len(decoded):
         return False
     for index, (given, read) in enumerate(zip(value, decoded, strict=True)):
-        compare(given, read, f"{path}[{index}]")
+        compare(given, read, (place, index))
     return True
 
 
 def _is_same_leaf(value: Any, decoded: Any) -> bool:
     if isinstance(decoded, ModelId):
-        return isinstance(value, ModelId) and value == decoded
+        return _names_same_row(value, decoded)
     if not isinstance(value, type(decoded)):
         return False
     if isinstance(decoded, datetime.datetime):
@@ -220,6 +284,15 @@ def _is_same_leaf(value: Any, decoded: Any) -> bool:
         offsets = value.utcoffset() == decoded.utcoffset()
         return bool(offsets and value.replace(tzinfo=None) == decoded.replace(tzinfo=None))
     return bool(value == decoded)
+
+
+def _names_same_row(value: Any, decoded: ModelId[Any]) -> bool:
+    if is_instance(value):
+        try:
+            value = type(decoded)(value)
+        except InvalidSubmission:  # a row of another model
+            return False
+    return isinstance(value, ModelId) and value == decoded
 
 
 def _difference(value: object, kind: type) -> str:
@@ -237,7 +310,7 @@ def check_complete(text: str, value: object) -> None:
     if ENCODER.encode(value) != text.encode():
         read = msgspec.to_builtins(value, enc_hook=enc_hook)
         if not _covers(read, msgspec.json.decode(text)):
-            raise Refused("$", "it has fields that its type does not have")
+            raise Refused(None, "it has fields that its type does not have")
 
 
 def _covers(read: Any, written: Any) -> bool:
@@ -249,12 +322,49 @@ def _covers(read: Any, written: Any) -> bool:
     return True
 
 
-def refusal(error: Exception) -> Refused:
-    """Say what is wrong; of msgspec's words only those that cannot hold a value."""
+def refusal(error: Exception, names: frozenset[str]) -> tuple[str, str]:
+    """Give the path and the reason; of msgspec's words only those that cannot hold a value."""
     if isinstance(error, Refused):
-        return error
-    text, _, place = str(error).partition(" - at ")
-    path = place.strip("`") if _SAFE_PATH.fullmatch(place) else "$"
+        return path(error.place, names), error.reason
+    text, _, where = str(error).partition(" - at ")
+    where = where.strip("`") if _SAFE_PATH.fullmatch(where) else "$"
     if _SAFE_REASON.fullmatch(text):
-        return Refused(path, text[0].lower() + text[1:].replace("`", ""))
-    return Refused(path, "a value is not one that its type allows")
+        return where, text[0].lower() + text[1:].replace("`", "")
+    return where, "a value is not one that its type allows"
+
+
+def place_of(where: str, text: str, decoder: msgspec.json.Decoder[Any]) -> Place:
+    """Give the place that a path of msgspec's means, which names no keys of a dict.
+
+    Of each dict on the way half the keys are left out, again and again, until the one is left
+    without which the error is another.
+    """
+    tree = inside = msgspec.json.decode(text)
+    place: Place = None
+    for piece in _PIECE.findall(where):
+        step: int | str = piece[1:]
+        if piece == "[...]":
+            step = _failing_key(tree, inside, decoder)
+        elif piece[0] == "[":
+            step = int(piece[1:-1])
+        place, inside = (place, step), inside[step]
+    return place
+
+
+def _failing_key(tree: Any, inside: dict[str, Any], decoder: msgspec.json.Decoder[Any]) -> str:
+    words = _words(tree, decoder)
+    while len(inside) > 1:
+        keys = list(inside)
+        half = {key: inside.pop(key) for key in keys[: len(keys) // 2]}
+        if _words(tree, decoder) != words:
+            inside.clear()
+            inside.update(half)
+    return next(iter(inside))
+
+
+def _words(tree: Any, decoder: msgspec.json.Decoder[Any]) -> str:
+    try:
+        decoder.decode(ENCODER.encode(tree))
+    except Exception as error:
+        return str(error)
+    return ""

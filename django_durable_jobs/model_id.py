@@ -52,7 +52,7 @@ class ModelId(Generic[M]):
     def __new__(cls, value: PrimaryKey | M) -> ModelId[M]:
         if cls._target is not None:
             return super().__new__(cls)
-        if not _is_instance(value):
+        if not is_instance(value):
             raise InvalidSubmission(
                 "ModelId needs its model: write ModelId[Article](pk) or ModelId(article)."
             )
@@ -60,13 +60,13 @@ class ModelId(Generic[M]):
 
     def __init__(self, value: PrimaryKey | M) -> None:
         model = self.model_class()
-        pk = _pk_of(model, value) if _is_instance(value) else value
+        pk = _pk_of(model, value) if is_instance(value) else value
         object.__setattr__(self, "pk", _checked_pk(model, pk))
 
     @classmethod
     def of(cls, instance: M) -> ModelId[M]:
         """Give the id of a saved instance; anything else is an ``InvalidSubmission``."""
-        if not _is_instance(instance):
+        if not is_instance(instance):
             raise InvalidSubmission(
                 f"ModelId.of() takes a model instance, not {type(instance).__name__}."
             )
@@ -80,7 +80,10 @@ class ModelId(Generic[M]):
             if pk is None or str(pk) != raw:
                 raise ValueError("expected the text of a UUID")
             return cls(pk)
-        return cls(cast("PrimaryKey", raw))
+        try:
+            return cls(cast("PrimaryKey", raw))
+        except InvalidSubmission as error:
+            raise ValueError(str(error)) from None
 
     @classmethod
     def model_class(cls) -> type[M]:
@@ -173,7 +176,7 @@ def _model_named(label: str) -> type[Model]:
         ) from None
 
 
-def _is_instance(value: object) -> bool:
+def is_instance(value: object) -> bool:
     from django.db.models import Model
 
     return isinstance(value, Model)

@@ -1,8 +1,7 @@
-"""What a payload type may be, judged once at registration, and its fingerprint. Pure.
+"""What a payload type may be, judged once at registration. Pure.
 
 ``check_type`` refuses with ``InvalidHandler`` what the codec cannot carry exactly, each
-time with a sentence that says what to write instead. ``fingerprint`` hashes a canonical
-description of what is left.
+time with the place and a sentence that says what to write instead.
 """
 
 from __future__ import annotations
@@ -10,12 +9,10 @@ from __future__ import annotations
 import collections.abc
 import dataclasses
 import enum
-import hashlib
-import json
 import types
 import typing
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 from msgspec import inspect as mi
@@ -36,12 +33,16 @@ else:
 
 
 JSON_TYPE: Any = JSON
-ALGORITHM = "1"
+# The form is JSON Schema's own word for it; msgspec writes no other.
+_BASE64 = {"contentEncoding": "base64"}
+Base64: TypeAlias = Annotated[bytes, msgspec.Meta(extra_json_schema=_BASE64)]
+"""Bytes in a payload, stored as base64 text: what bare ``bytes`` may not say."""
+
 _LOCAL = (
     "Define the classes that it names at module level, importable at run time "
     "(not under TYPE_CHECKING)."
 )
-_SCALARS: dict[type[mi.Type], str] = {
+SCALARS: dict[type[mi.Type], str] = {
     mi.NoneType: "null",
     mi.BoolType: "bool",
     mi.IntType: "int",
@@ -61,10 +62,13 @@ _REFUSED: dict[type[mi.Type], str] = {
     mi.SetType: "is a set, which has no order: use list[...]",
     mi.FrozenSetType: "is a frozenset, which has no order: use tuple[..., ...]",
     mi.NamedTupleType: "is a NamedTuple, whose field names JSON loses: use a dataclass",
-    mi.ByteArrayType: "can be changed in place: use bytes",
-    mi.MemoryViewType: "is a memoryview: use bytes",
+    mi.BytesType: "is bytes without a declared form, and JSON has none: use "
+    "django_durable_jobs.payloads.Base64",
+    mi.ByteArrayType: "can be changed in place: use bytes, as django_durable_jobs.payloads.Base64",
+    mi.MemoryViewType: "is a memoryview: use bytes, as django_durable_jobs.payloads.Base64",
 }
-_RECORDS = (mi.DataclassType, mi.TypedDictType, mi.StructType)
+_INDEXED = (list, tuple, dict, collections.abc.Sequence, collections.abc.Mapping)
+RECORDS = (mi.DataclassType, mi.TypedDictType, mi.StructType)
 
 
 def check_type(hint: Any) -> mi.Type:
@@ -73,30 +77,45 @@ def check_type(hint: Any) -> mi.Type:
     try:
         node = mi.type_info(hint)
     except Exception as error:  # msgspec raises what it meets; all of it is a refusal
-        raise InvalidHandler(f"The payload type is not supported: {error}.") from error
-    _check_node(node, "payload", set())
+        place, reason = _innermost(hint, "payload", error, set())
+        raise InvalidHandler(f"The type of {place} is not supported: {reason}.") from error
+    for where, item in walk(node):
+        _check_shape(item, where)
+    _check_datetimes(node)
     return node
 
 
-def fingerprint(node: mi.Type) -> str:
-    """Hash the description of a type: 32 hexadecimal characters, equal in every process."""
-    text = json.dumps([ALGORITHM, _describe(node, [])], separators=(",", ":"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+def walk(node: mi.Type) -> Iterator[tuple[str, mi.Type]]:
+    """Give a type and the types inside it, each once, with the places where they stand.
+
+    Bytes whose form is declared are given as that declaration, not as bare bytes.
+    """
+    pending, seen = [("payload", node)], set()
+    while pending:
+        where, item = pending.pop()
+        if id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield where, item
+        if not _is_base64(item):
+            inside = [(f"{where}{piece}", part) for piece, part in parts(item)]
+            pending += reversed(inside)
 
 
 def field_names(node: mi.Type) -> frozenset[str]:
     """Collect the field names of every record in the type: text that messages may show."""
-    names: set[str] = set()
-    pending, seen = [node], set()
-    while pending:
-        item = pending.pop()
-        if id(item) in seen:
-            continue
-        seen.add(id(item))
-        if isinstance(item, _RECORDS):
-            names.update(name for field in item.fields for name in (field.name, field.encode_name))
-        pending += [part for _, part in _parts(item)]
-    return frozenset(names)
+    fields = (field for _, item in walk(node) if isinstance(item, RECORDS) for field in item.fields)
+    return frozenset(name for field in fields for name in (field.name, field.encode_name))
+
+
+def takes_only_aware(node: mi.Type) -> bool:
+    """Tell that the type holds datetimes, and none that is declared naive."""
+    zones = _zones(node)
+    return bool(zones) and False not in zones.values()
+
+
+def holds_model_ids(node: mi.Type) -> bool:
+    return any(_is_model_id(item) for _, item in walk(node))
 
 
 # Annotations: what msgspec's own description does not show any more -----------------------
@@ -151,7 +170,8 @@ def _hint_parts(hint: Any, where: str) -> Iterator[tuple[Any, str]]:
             yield meant, where
     origin = typing.get_origin(hint)
     if origin is not None and origin is not typing.Literal:
-        yield from ((part, where) for part in typing.get_args(hint) if not isinstance(part, str))
+        inside = f"{where}[...]" if origin in _INDEXED else where
+        yield from ((part, inside) for part in typing.get_args(hint) if not isinstance(part, str))
     cls = origin or hint
     if isinstance(cls, type) and _is_record_class(cls):
         for name, part in _class_hints(cls, where).items():
@@ -181,28 +201,37 @@ def _show(hint: Any) -> str:
     return str(getattr(hint, "__name__", hint))
 
 
+def _innermost(hint: Any, where: str, error: Exception, seen: set[int]) -> tuple[str, Exception]:
+    """Give the innermost place that msgspec refuses by itself, and what it says of that."""
+    seen.add(id(hint))
+    for part, place in _hint_parts(hint, where):
+        if id(part) in seen:
+            continue
+        try:
+            mi.type_info(part)
+        except Exception as inner:
+            return _innermost(part, place, inner, seen)
+    return where, error
+
+
 # Nodes: what msgspec understood ------------------------------------------------------------
-
-
-def _check_node(node: mi.Type, where: str, seen: set[int]) -> None:
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    _check_shape(node, where)
-    for name, part in _parts(node):
-        _check_node(part, f"{where}{name}", seen)
 
 
 def _check_shape(node: mi.Type, where: str) -> None:
     if isinstance(node, mi.DictType):
-        key = type(_bare(node.key_type))
-        if key in _REFUSED:
+        key = type(bare(node.key_type))
+        if key is mi.AnyType:
             raise InvalidHandler(f"The type of {where} {_REFUSED[key]}.")
         if key is not mi.StrType:
             raise InvalidHandler(f"The keys of {where} must be str: JSON has no others.")
     elif isinstance(node, mi.EnumType):
         if issubclass(node.cls, enum.Flag):
             raise InvalidHandler(f"{where} is a Flag, which has no fixed set of values: use int.")
+    elif isinstance(node, mi.StructType) and node.cls.__struct_config__.omit_defaults:
+        raise InvalidHandler(
+            f"The Struct of {where} omits defaults, so that a later default would change what "
+            "stored payloads mean: leave out omit_defaults=True."
+        )
     elif isinstance(node, mi.CustomType):
         _check_custom(node.cls, where)
     elif type(node) in _REFUSED:
@@ -224,12 +253,39 @@ def _check_custom(cls: Any, where: str) -> None:
     )
 
 
+def _check_datetimes(node: mi.Type) -> None:
+    """Refuse a type in which some datetimes are declared naive and others declare nothing."""
+    zones = _zones(node)
+    if False not in zones.values():
+        return
+    for where, tz in zones.items():
+        if tz is None:
+            raise InvalidHandler(
+                f"{where} does not say which datetimes it takes, and others of the type are "
+                "naive: write Annotated[datetime, msgspec.Meta(tz=True)]."
+            )
+
+
+def _zones(node: mi.Type) -> dict[str, bool | None]:
+    return {where: item.tz for where, item in walk(node) if isinstance(item, mi.DateTimeType)}
+
+
+def _is_base64(node: mi.Type) -> bool:
+    if not isinstance(node, mi.Metadata) or type(bare(node)) is not mi.BytesType:
+        return False
+    return _BASE64.items() <= (node.extra_json_schema or {}).items()
+
+
+def _is_model_id(node: mi.Type) -> bool:
+    return isinstance(node, mi.CustomType) and node.cls is not JSON_TYPE
+
+
 def _is_supported(node: mi.Type) -> bool:
     containers = (mi.ListType, mi.VarTupleType, mi.TupleType, mi.UnionType, mi.LiteralType)
-    return type(node) in _SCALARS or isinstance(node, (*containers, *_RECORDS, mi.Metadata))
+    return type(node) in SCALARS or isinstance(node, (*containers, *RECORDS, mi.Metadata))
 
 
-def _parts(node: mi.Type) -> Iterator[tuple[str, mi.Type]]:
+def parts(node: mi.Type) -> Iterator[tuple[str, mi.Type]]:
     """Give the types inside a type, each with the piece of path that leads to it."""
     if isinstance(node, mi.Metadata):
         yield "", node.type
@@ -241,60 +297,9 @@ def _parts(node: mi.Type) -> Iterator[tuple[str, mi.Type]]:
         yield "[...]", node.value_type
     elif isinstance(node, mi.UnionType):
         yield from (("", part) for part in node.types)
-    elif isinstance(node, _RECORDS):
+    elif isinstance(node, RECORDS):
         yield from ((f".{field.name}", field.type) for field in node.fields)
 
 
-def _bare(node: mi.Type) -> mi.Type:
-    return _bare(node.type) if isinstance(node, mi.Metadata) else node
-
-
-# The description -----------------------------------------------------------------------------
-
-
-def _describe(node: mi.Type, above: list[int]) -> Any:
-    """Describe a type in plain JSON; ``above`` holds the records that it stands in."""
-    node = _bare(node)
-    if type(node) in _SCALARS:
-        return [_SCALARS[type(node)], _constraints(node)]
-    if isinstance(node, mi.LiteralType):
-        return ["literal", _values(node.values)]
-    if isinstance(node, mi.EnumType):
-        return ["enum", _values(member.value for member in node.cls)]
-    if isinstance(node, mi.CustomType):
-        if node.cls is JSON_TYPE:
-            return ["json"]
-        return cast("type[ModelId[Any]]", node.cls).describe()
-    if isinstance(node, _RECORDS):
-        return _describe_record(node, above)
-    inner = [_describe(part, above) for _, part in _parts(node)]
-    if isinstance(node, mi.UnionType):
-        return ["union", sorted(inner, key=json.dumps)]
-    return [type(node).__name__.removesuffix("Type").lower(), inner, _constraints(node)]
-
-
-def _describe_record(node: Any, above: list[int]) -> Any:
-    if id(node) in above:
-        return ["ref", len(above) - above.index(id(node))]
-    inside = [*above, id(node)]
-    fields = [
-        [field.encode_name, field.required, _describe(field.type, inside)] for field in node.fields
-    ]
-    if isinstance(node, mi.TypedDictType):  # whose keys have no order
-        fields.sort(key=lambda field: str(field[0]))
-    if not isinstance(node, mi.StructType):
-        return ["object", fields]
-    return ["object", fields, node.tag_field, node.tag, node.array_like]
-
-
-def _constraints(node: mi.Type) -> dict[str, Any]:
-    """Give what ``msgspec.Meta`` asks of the value, by name; nothing that is not asked."""
-    found = {name: getattr(node, name) for name in node.__struct_fields__}
-    return {
-        name: value for name, value in found.items() if isinstance(value, bool | int | float | str)
-    }
-
-
-def _values(values: Any) -> list[list[Any]]:
-    plain = ([type(value).__name__, value] for value in values)
-    return sorted(plain, key=json.dumps)
+def bare(node: mi.Type) -> mi.Type:
+    return bare(node.type) if isinstance(node, mi.Metadata) else node

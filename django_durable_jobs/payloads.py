@@ -7,6 +7,7 @@ Messages name paths and types, never values.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
@@ -16,14 +17,15 @@ from typing import Any
 
 import msgspec
 
-from . import json_rules, payload_types
+from . import fingerprints, json_rules, payload_types
 from .conf import settings as conf
 from .exceptions import InvalidSubmission
 from .model_id import ModelId
-from .payload_types import JSON
+from .payload_types import JSON, Base64
 
 __all__ = [
     "JSON",
+    "Base64",
     "Codec",
     "CorruptPayload",
     "ModelId",
@@ -58,7 +60,9 @@ class Codec:
     type_hint: Any
     node: msgspec.inspect.Type = dataclasses.field(repr=False)
     decoder: msgspec.json.Decoder[Any] = dataclasses.field(repr=False)
-    field_names: frozenset[str] = dataclasses.field(repr=False)
+    names: frozenset[str] = dataclasses.field(repr=False)
+    rules: json_rules.Rules = dataclasses.field(repr=False)
+    only_aware: bool = dataclasses.field(repr=False)
 
     def encode(self, value: object) -> str:
         """Give the JSON text of ``value``, which must be of the type as it stands.
@@ -66,17 +70,24 @@ class Codec:
         Nothing is coerced and nothing is lost: the text is read back and compared.
         Raises ``InvalidSubmission`` naming the path and the types, never a value.
         """
-        limit = conf.MAX_PAYLOAD_BYTES
+        text = ""
         try:
-            text = json_rules.encode(value, limit, self.field_names)
+            text = json_rules.encode(value, conf.MAX_PAYLOAD_BYTES, self.rules)
             decoded = self.decoder.decode(text)
-            json_rules.compare(value, decoded, "$")
+            json_rules.compare(value, decoded)
             json_rules.check_complete(text, decoded)
         except Exception as error:  # what msgspec or a class of the payload raises
-            refused = json_rules.refusal(error)
-            sentence = f"The payload is refused at {refused.path}: {refused.reason}."
-            raise InvalidSubmission(sentence) from None
+            path, reason = json_rules.refusal(error, self.names)
+            with contextlib.suppress(Exception):
+                path = self._with_keys(path, text)
+            raise InvalidSubmission(f"The payload is refused at {path}: {reason}.") from None
         return text
+
+    def _with_keys(self, path: str, text: str) -> str:
+        """Put the keys into a path of msgspec's, which writes ``[...]`` for each."""
+        if "[...]" not in path or not text:
+            return path
+        return json_rules.path(json_rules.place_of(path, text, self.decoder), self.names)
 
     def decode(self, text: str) -> Any:
         """Give the value of a stored text; raise ``CorruptPayload`` if it is not of the type.
@@ -86,15 +97,17 @@ class Codec:
         try:
             value = self.decoder.decode(text)
             json_rules.check_complete(text, value)
+            if self.only_aware:
+                json_rules.refuse_naive(value)
         except Exception as error:
-            refused = json_rules.refusal(error)
-            raise CorruptPayload(f"{refused.reason} (at {refused.path})") from None
+            path, reason = json_rules.refusal(error, self.names)
+            raise CorruptPayload(f"{reason} (at {path})") from None
         return value
 
     @cached_property
     def fingerprint(self) -> str:
         """The hash of the schema; needs loaded apps if the type holds a ``ModelId``."""
-        return payload_types.fingerprint(self.node)
+        return fingerprints.fingerprint(self.node)
 
 
 _WHOLE: dict[Any, Any] = {None: type(None), dict: dict[str, JSON], list: list[JSON]}
@@ -110,11 +123,14 @@ def codec_for(type_hint: Any) -> Codec:
     """
     hint = _WHOLE.get(type_hint, type_hint) if isinstance(type_hint, type | None) else type_hint
     node = payload_types.check_type(hint)
+    only_aware = payload_types.takes_only_aware(node)
     return Codec(
         type_hint=type_hint,
         node=node,
         decoder=msgspec.json.Decoder(hint, dec_hook=json_rules.dec_hook),
-        field_names=payload_types.field_names(node),
+        names=payload_types.field_names(node),
+        rules=json_rules.Rules(naive=not only_aware, instances=payload_types.holds_model_ids(node)),
+        only_aware=only_aware,
     )
 
 
@@ -130,7 +146,7 @@ def encode_result(value: object, limit: int) -> str:
     forms and read back as those. Raises ``NotStorable`` and nothing else.
     """
     try:
-        return json_rules.encode(value, limit, frozenset())
+        return json_rules.encode(value, limit, json_rules.Rules())
     except json_rules.Refused as refused:
         raise NotStorable(f"Not storable as JSON: {refused.reason}.") from None
 
