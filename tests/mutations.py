@@ -45,6 +45,9 @@ CANCELLED_FIRST = (
 )
 TOLD_WHY = f"{FENCE}::test_a_handler_is_told_why_its_write_was_refused"
 HOLDS_UP_NOBODY = f"{FENCE}::test_a_locked_row_holds_up_nobody_else_of_its_group"
+HOLDS_UP_RENEWAL = (
+    f"{FENCE}::test_an_attempt_locked_by_a_stranger_holds_up_its_finish_alone_and_no_renewal"
+)
 FOREIGN_KEY = f"{FENCE}::test_a_foreign_key_to_the_job_holds_up_no_write"
 REPORTED = f"{FENCE}::test_a_damaged_job_is_reported_once_and_its_neighbours_are_written"
 STILL_QUEUED = f"{BLOCKING}::test_a_job_that_is_claimed_meanwhile_is_not_blocked"
@@ -73,7 +76,13 @@ _EARLY = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
 
 POSTGRESQL = [
     _one("the job's status", _P, "WHERE o.status = 'running'", "WHERE true", NOT_RUNNING),
-    _one("the job's token", _P, " AND o.lease_token = o.token", "", STALE),
+    _one("the job's token", _P, " AND o.lease_token = o.token", "", DAMAGED),
+    Mutant(
+        name="every token",
+        file=_P,
+        changes=[(" AND o.lease_token = o.token", ""), (" AND a.token = o.token", "")],
+        tests=[STALE],
+    ),
     _one("the lease", _P, " AND o.lease_expires_at > o.now", "", AT_ITS_INSTANT),
     _one("the clock: the statement's", _P, "locked.*, {now} AS now", f"locked.*, {_EARLY} AS now",
          PAST_THE_LEASE),
@@ -93,7 +102,11 @@ POSTGRESQL = [
     _one("the attempt's job", _P, "JOIN o ON a.job_id = o.id\"", 'JOIN o ON true"', DAMAGED),
     _one("the attempt's token", _P, " AND a.token = o.token", "", DAMAGED),
     _one("the attempt's number", _P, " AND a.number = o.attempt_count", "", DAMAGED),
-    _one("the attempt's status", _P, " AND a.status = 'running'\"", '"', DAMAGED),
+    _one("the attempt's status", _P, " AND a.status = 'running'{lock}", "{lock}", DAMAGED),
+    _one("the attempt, at a renewal", _P, "SELECT m.job_id FROM m",
+         "SELECT o.id AS job_id FROM o", DAMAGED),
+    _one("a renewal locks no attempt", "transitions/leases.py", "    locks_attempt=False,\n", "",
+         HOLDS_UP_RENEWAL),
     _one("the attempt is there", _P, "j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING",
          "j.id = o.id RETURNING", DAMAGED),
     _one("a claim's lock", _P, "LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
@@ -105,7 +118,13 @@ _READ = 'given, params = self.rows(move.inputs, values)\n        params["now"] =
 
 SQLITE = [
     _one("the job's status", _S, "WHERE j.status = 'running' AND", "WHERE", NOT_RUNNING),
-    _one("the job's token", _S, " AND j.lease_token = i.token", "", STALE),
+    _one("the job's token", _S, " AND j.lease_token = i.token", "", DAMAGED),
+    Mutant(
+        name="every token",
+        file=_S,
+        changes=[(" AND j.lease_token = i.token", ""), (" AND a.token = o.token AND", " AND")],
+        tests=[STALE],
+    ),
     _one("the lease", _S, " AND j.lease_expires_at > {NOW}", "", AT_ITS_INSTANT),
     Mutant(
         name="the clock: read before BEGIN",
@@ -116,16 +135,17 @@ SQLITE = [
         ],
         tests=[PAST_THE_LEASE],
     ),
-    _one("the clock: read before the writer", _S, "self._fetch(alias, TAKE_WRITER)", "pass",
-         PAST_THE_LEASE),
+    _one("the clock: read before the writer", _S,
+         "if not own:\n            self.fetch(alias, TAKE_WRITER)", "if not own:", PAST_THE_LEASE),
     _one("the attempt's job", _S, '"a.job_id = o.id AND a.token', '"a.token', DAMAGED),
     _one("the attempt's token", _S, " AND a.token = o.token AND", " AND", DAMAGED),
     _one("the attempt's number", _S, " AND a.number = o.attempt_count", "", DAMAGED),
-    _one("the attempt's status", _S, "open_ = \"a.status = 'running'\"", 'open_ = "1 = 1"',
-         DAMAGED),
+    _one("the attempt's status", _S, " AND a.status = 'running'\"\n)", '"\n)', DAMAGED),
     _one("the attempt is there", _S,
          'narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"', 'narrowed = ""',
          DAMAGED),
+    _one("the attempt is there, unchanged", _S, "_job_write(move, owned, _ATTEMPT_IS_OPEN)",
+         '_job_write(move, owned, "")', DAMAGED),
 ]  # fmt: skip
 
 _IS_CANCELLED = '_CANCELLED = "o.cancel_requested_at IS NOT NULL"'

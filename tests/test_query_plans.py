@@ -246,6 +246,8 @@ def submit_again() -> None:
         assert not Job.objects.submit(handler, dedupe_key="key").newly_created
 
 
+# The unique index over an attempt's token, as either database's plan names it.
+BY_TOKEN = "(token=?)" if connection.vendor == "sqlite" else "durable_attempt_token"
 WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (lanes, ("durable_job_claim",)),
     (lambda: claim(LANE), ("durable_job_claim",)),
@@ -256,7 +258,7 @@ WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (promote, ("durable_job_promote",)),
     (recover, ("durable_job_running",)),
     (exhaust, ("durable_job_exhausted",)),
-    (renew, ()),
+    (renew, (BY_TOKEN,)),
     (cancel_requests, ()),
     (submit_again, ()),
 ]

@@ -57,7 +57,8 @@ class FencedMove:
     ``inputs`` names the columns of the given rows and their SQL types, ``id`` and ``token``
     first. ``job_set`` and ``attempt_set`` map columns to expressions over ``o``: the locked
     job row, the given row and ``o.now``. An attempt is updated, deleted or only looked at;
-    it must be open in each case, else its job stays as it is.
+    it must be open in each case, else its job stays as it is. It is locked as its job is,
+    but for a move with ``locks_attempt=False``, which somebody's lock on it must not hold up.
     """
 
     name: str
@@ -65,7 +66,7 @@ class FencedMove:
     job_set: Mapping[str, str]
     attempt_set: Mapping[str, str] = field(default_factory=dict)
     delete_attempt: bool = False
-    touches_attempt: bool = True
+    locks_attempt: bool = True
     condition: str = ""
     returning: Sequence[str] = ("status",)
 

@@ -281,12 +281,11 @@ def _job_write(move: FencedMove) -> str:
 
 def _attempt_write(move: FencedMove, skip: str) -> str:
     """The open attempt of the token: updated, deleted, or only required to be there."""
-    if not move.touches_attempt:
-        return " a AS (SELECT o.id AS job_id FROM o),"
+    mode = " FOR UPDATE" if move.delete_attempt else _ROW_LOCK
+    lock = f"{mode} OF a{skip}" if move.locks_attempt else ""
     found = (
         f" m AS MATERIALIZED (SELECT a.id, a.job_id FROM {ATTEMPTS} a JOIN o ON a.job_id = o.id"
-        " AND a.token = o.token AND a.number = o.attempt_count AND a.status = 'running'"
-        f"{' FOR UPDATE' if move.delete_attempt else _ROW_LOCK} OF a{skip}),"
+        f" AND a.token = o.token AND a.number = o.attempt_count AND a.status = 'running'{lock}),"
     )
     if move.delete_attempt:
         write = f"DELETE FROM {ATTEMPTS} a USING m WHERE a.id = m.id RETURNING a.job_id"

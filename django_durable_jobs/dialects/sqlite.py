@@ -124,8 +124,8 @@ class SQLite(Dialect):
         given, params = self.rows(move.inputs, values)
         params["now"] = host_now()
         owned = _owned(move, given)
-        if not move.touches_attempt:
-            return self.fetch(alias, _job_write(move, owned, ""), params)
+        if not move.delete_attempt and not move.attempt_set:
+            return self.fetch(alias, _job_write(move, owned, _ATTEMPT_IS_OPEN), params)
         ids = self.fetch(alias, _attempt_write(move, owned), params)
         params["mine"] = json.dumps([row[0] for row in ids])
         narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"
@@ -268,20 +268,24 @@ def _owned(move: FencedMove, given: str) -> str:
     )
 
 
+# The open attempt ``a`` of a row of ``_owned``.
+_OPEN = (
+    "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count AND a.status = 'running'"
+)
+_ATTEMPT_IS_OPEN = f" AND EXISTS (SELECT 1 FROM {ATTEMPTS} a WHERE {_OPEN})"
+
+
 def _attempt_write(move: FencedMove, owned: str) -> str:
-    match = "a.job_id = o.id AND a.token = o.token AND a.number = o.attempt_count"
-    open_ = "a.status = 'running'"
+    """End or change the open attempts of the owned jobs; gives the ids of those jobs."""
     if move.delete_attempt:
         return (
-            f"DELETE FROM {ATTEMPTS} AS a WHERE {open_} AND a.id IN"
-            f" (SELECT a.id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match}) RETURNING job_id"
+            f"DELETE FROM {ATTEMPTS} AS a WHERE a.id IN"
+            f" (SELECT a.id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {_OPEN}) RETURNING job_id"
         )
-    if move.attempt_set:
-        return (
-            f"UPDATE {ATTEMPTS} AS a SET {assignments(move.attempt_set)} FROM ({owned}) AS o"
-            f" WHERE {match} AND {open_} RETURNING job_id"
-        )
-    return f"SELECT a.job_id FROM ({owned}) AS o JOIN {ATTEMPTS} a ON {match} AND {open_}"
+    return (
+        f"UPDATE {ATTEMPTS} AS a SET {assignments(move.attempt_set)} FROM ({owned}) AS o"
+        f" WHERE {_OPEN} RETURNING job_id"
+    )
 
 
 def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:

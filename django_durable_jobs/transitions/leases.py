@@ -19,7 +19,7 @@ RENEW = FencedMove(
     name="renew",
     inputs={**ID_AND_TOKEN, "lease": "bigint"},
     job_set={"lease_expires_at": "o.now + o.lease"},
-    touches_attempt=False,
+    locks_attempt=False,
     returning=("lease_token",),
 )
 

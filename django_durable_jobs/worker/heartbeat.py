@@ -20,9 +20,13 @@ BUSY_WAIT_SECONDS = 0.1
 
 
 class Heartbeat:
-    """Two steps for two loops, each on a connection of its own (CONTRACT 4.3, 3.5)."""
+    """Two steps for two loops, each on a connection of its own (CONTRACT 4.3, 3.5).
+
+    ``damaged`` counts the held jobs that were found without their open attempt row.
+    """
 
     def __init__(self, alias: str, held: HeldJobs) -> None:
+        self.damaged = 0
         self._alias = alias
         self._held = held
         self._some_busy = False
@@ -69,8 +73,11 @@ class Heartbeat:
         found = standings(self._alias, [(one.job.id, one.job.token) for one in missed])
         busy = False
         for one in missed:
-            if found.get(one.job.token, GONE).owns:
+            standing = found.get(one.job.token, GONE)
+            if standing.owns and standing.attempt_open:
                 busy = True
+            elif standing.owns:
+                self._report_damaged(one)
             elif one.ctx.completed:
                 # Its end may be committed already; the rows tell once the handler has ended.
                 continue
@@ -80,6 +87,16 @@ class Heartbeat:
                     one.lost = True
                     logger.warning("job %s: the lease is lost", one.job.job_id)
         return busy
+
+    def _report_damaged(self, one: Held) -> None:
+        """Say once that a job cannot be renewed: not lost yet, but once its lease is over.
+
+        Tried again with every renewal, not sooner: nobody holds a lock that may be let go.
+        """
+        if not one.damaged:
+            one.damaged = True
+            self.damaged += 1
+            logger.error("job %s has no open attempt row; its lease is not renewed", one.job.job_id)
 
     def watch_cancels(self) -> None:
         """Ask once for all held jobs whether a cancel was requested."""

@@ -11,13 +11,17 @@ from .context import JobContext
 
 @dataclass(slots=True, kw_only=True)
 class Held:
-    """One claim: its job, its context, whether its handler has begun, whether its end is known."""
+    """One claim: its job, its context, whether its handler has begun, whether its end is known.
+
+    ``lost`` and ``damaged`` have been reported, each once.
+    """
 
     job: ClaimedJob
     ctx: JobContext
     begun: bool = False
     ended: bool = False
     lost: bool = False
+    damaged: bool = False
 
 
 class HeldJobs:

@@ -311,7 +311,9 @@ class Worker:
         failures = 0
         while not held.lost:
             try:
-                block_claimed(self._alias, [(held.job.id, held.job.token, reason)], wait=True)
+                row = (held.job.id, held.job.token, reason)
+                if not block_claimed(self._alias, [row], wait=True):
+                    logger.warning("job %d cannot be blocked; it is left unchanged", held.job.id)
                 return
             except Exception as error:
                 if not is_transient(self._alias, error):

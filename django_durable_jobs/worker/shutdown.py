@@ -36,8 +36,12 @@ def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
                 return
             time.sleep(backoff(failures))
             continue
-        # Having waited, what is missing is not ours any more.
-        holders = [] if wait else [one for one in holders if one[0] not in given]
+        holders = [one for one in holders if one[0] not in given]
+        if wait:
+            # Having waited, what is missing is not ours any more, or has no open attempt row.
+            for job, _ in holders:
+                logger.warning("job %d cannot be given back; it is left unchanged", job)
+            return
         wait = True
 
 

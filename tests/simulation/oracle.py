@@ -257,7 +257,7 @@ class Oracle:
         renewed = set()
         for token in tokens:
             job = self._owned(token)
-            if job is not None:
+            if job is not None and job.open_attempt is not None:
                 job.lease_expires_at = self.now + lease
                 renewed.add(token)
         return renewed

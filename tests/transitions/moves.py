@@ -33,15 +33,19 @@ OLD, CURRENT, WRONG = "0" * 32, "1" * 32, "e" * 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One cell: a status, a move, and which token is shown."""
+    """One cell: a status, a move, which token is shown, and how a running job's rows look.
+
+    ``attempt`` is the row of the current attempt: ``open``, ``closed`` or ``missing``.
+    """
 
     status: str
     move: str
     token: str
     lease: str = "valid"
+    attempt: str = "open"
 
     def __str__(self) -> str:
-        return f"{self.status}-{self.move}-{self.token}-{self.lease}"
+        return f"{self.status}-{self.move}-{self.token}-{self.lease}-{self.attempt}"
 
 
 TOKENS = {"right": CURRENT, "wrong": WRONG, "older": OLD, "none": None}
@@ -72,8 +76,10 @@ def build(case: Case) -> Job:
     job.save(force_insert=True)
     ended = {"status": "interrupted", "outcome": "lost", "finished_at": NOW - LEASE}
     attempt_row(job, number=1, token=OLD, started_at=NOW - 2 * LEASE, **ended).save()
-    if running:
-        attempt_row(job, number=2, token=CURRENT, started_at=NOW - LEASE, progress=0.25).save()
+    if running and case.attempt != "missing":
+        shape = ended if case.attempt == "closed" else {}
+        current = {"number": 2, "token": CURRENT, "started_at": NOW - LEASE, "progress": 0.25}
+        attempt_row(job, **current, **shape).save()
     # A neighbour in each move's sight, which nothing here may touch.
     neighbour = {"run_at": NOW + LEASE, "status": states.SCHEDULED, "max_attempts": 9}
     job_row(handler="tests.neighbour", **neighbour).save(force_insert=True)

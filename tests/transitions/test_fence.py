@@ -448,6 +448,11 @@ def attempt_belongs_to_another_job(one: ClaimedJob) -> None:
     JobAttempt.objects.filter(token=one.token).update(job=other[0])
 
 
+def job_has_another_token(one: ClaimedJob) -> None:
+    """Its attempt is still open: the job's own column is compared, too."""
+    Job.objects.filter(pk=one.id).update(lease_token="d" * 32)
+
+
 DAMAGES = [
     attempt_is_missing,
     attempt_has_ended,
@@ -458,8 +463,8 @@ DAMAGES = [
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("name", [name for name in ALL if "renew" not in name])
+@pytest.mark.parametrize("damage", [*DAMAGES, job_has_another_token])
+@pytest.mark.parametrize("name", ALL)
 def test_a_job_without_exactly_its_attempt_is_left_as_it_is(name, damage):
     [one] = claimed()
     damage(one)
@@ -474,6 +479,8 @@ def test_a_damaged_job_is_reported_once_and_its_neighbours_are_written(damage):
     """Not as busy: that would be tried again for as long as its lease is renewed."""
     ones = claimed(3)
     damage(ones[1])
+    renewed = leases.renew("default", holders(ones), lease_seconds=60)
+    assert renewed == {ones[0].token, ones[2].token}
     report = outcomes.finish("default", [done(one) for one in ones])
     assert set(report.written) == {ones[0].id, ones[2].id}
     assert [one.job for one in report.damaged] == [ones[1].id]

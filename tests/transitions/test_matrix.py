@@ -1,6 +1,7 @@
 """Every status x every move x every kind of token: exactly the legal rows change.
 
 Made from ``states.MOVES``. Where a move is not legal, both tables are bit for bit as before.
+So they are where the row of the attempt, which a move ends or relies on, is not there or closed.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ def _cases() -> list[Case]:
             for token in TOKENS if needs_token else ["right"]:
                 leases = ["valid", "expired"] if status == states.RUNNING else ["valid"]
                 cases += [Case(status=status, move=move, token=token, lease=one) for one in leases]
+        if needs_token or move == "recover_expired":
+            cases += [
+                Case(status=states.RUNNING, move=move, token="right", lease=lease, attempt=attempt)
+                for lease in ("valid", "expired")
+                for attempt in ("closed", "missing")
+            ]
     return cases
 
 
@@ -36,6 +43,8 @@ def is_legal(case: Case) -> bool:
         # A cancel of a running job is a request, and the other way round.
         twin = {"cancel": "request_cancel", "request_cancel": "cancel"}.get(case.move)
         return twin is not None and case.status in states.TRANSITIONS[twin].sources
+    if case.attempt != "open":
+        return False
     if move.fenced:
         return case.token == "right" and case.lease == "valid"
     if case.move == "recover_expired":
@@ -103,7 +112,8 @@ def test_what_is_refused_to_a_holder_is_told(case):
         assert type(error).__name__ == expected
         if expected == "InvalidTransition":
             assert job.job_id in str(error)
-            assert case.status in str(error) or "token" in str(error)
+            why = case.status if case.attempt == "open" else "attempt row is missing"
+            assert why in str(error) or "token" in str(error)
 
 
 @pytest.mark.parametrize(
