@@ -4,14 +4,18 @@ from .attempts import HeldAttempt, claim, expire_lease, run_attempt
 from .clock import FakeClock
 from .contexts import TestContext, context
 from .draining import drain
+from .staged import assert_staged, capture_staged, refute_staged
 
 __all__ = [
     "FakeClock",
     "HeldAttempt",
     "TestContext",
+    "assert_staged",
+    "capture_staged",
     "claim",
     "context",
     "drain",
     "expire_lease",
+    "refute_staged",
     "run_attempt",
 ]
