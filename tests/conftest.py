@@ -8,6 +8,9 @@ import django
 import pytest
 from django.db import connection
 
+# A project of its own, whose tests are run there (testing/test_kit_project.py).
+collect_ignore = ["kit_project"]
+
 
 @pytest.fixture(scope="session")
 def vendor() -> str:

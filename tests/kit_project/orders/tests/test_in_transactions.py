@@ -1,0 +1,63 @@
+"""Jobs under Django's TransactionTestCase: real commits, on SQLite in memory too."""
+
+from datetime import UTC, datetime, timedelta
+from unittest import mock
+
+from django.core import mail
+from django.db import connection, transaction
+from django.test import TransactionTestCase
+
+from django_durable_jobs import ModelId, TransactionActive
+from django_durable_jobs.testing import (
+    FakeClock,
+    assert_staged,
+    claim,
+    drain,
+    expire_lease,
+    refute_staged,
+)
+from orders.jobs import Confirm, Deposit, confirm, deposit
+from orders.models import Account, Order
+from orders.services import place_order
+
+
+class OrderTests(TransactionTestCase):
+    def test_an_order_is_confirmed_and_reminded_of(self):
+        with FakeClock(datetime(2026, 3, 1, 9, 0, tzinfo=UTC)) as clock:
+            place_order("A-1", "ada@example.com")
+            assert_staged(confirm, Confirm(reference="A-1"))
+            self.assertEqual([one.status for one in drain()], ["succeeded"])
+            clock.advance(timedelta(days=7))
+            self.assertEqual([one.status for one in drain()], ["succeeded"])
+        self.assertEqual(len(mail.outbox), 1)
+
+    def test_a_refused_order_stages_nothing(self):
+        with self.assertRaises(ValueError):
+            place_order("A-1", "no address")
+        refute_staged()
+
+    def test_nothing_is_drained_inside_a_transaction(self):
+        with transaction.atomic(), self.assertRaises(TransactionActive):
+            drain()
+
+    def test_what_a_handler_leaves_open_is_rolled_back_and_the_rows_stay(self):
+        def careless(*arguments):
+            transaction.atomic().__enter__()
+            Order.objects.create(reference="half done")
+
+        place_order("A-1", "ada@example.com")
+        with mock.patch("orders.jobs.send_mail", careless):
+            drain(raises=True)
+        self.assertEqual([one.reference for one in Order.objects.all()], ["A-1"])
+        self.assertFalse(connection.in_atomic_block)
+        self.assertTrue(connection.get_autocommit())
+
+    def test_a_late_worker(self):
+        account = Account.objects.create(owner="Ada")
+        job = deposit.submit(Deposit(account=ModelId(account), cents=500))
+        zombie = claim(job)
+        expire_lease(job)
+        self.assertEqual([one.number for one in drain()], [2])
+        self.assertEqual(zombie.run().outcome, "lost")
+        account.refresh_from_db()
+        self.assertEqual(account.cents, 500)
