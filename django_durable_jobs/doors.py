@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db import IntegrityError, connections
 
 from . import states
+from .announcements import announce
 from .conf import settings
 from .dialects import dialect_for
 from .dialects.base import JOBS, Place, refuse_open_transaction
@@ -141,7 +142,7 @@ def _staged(alias: str, submissions: list[JobSubmission]) -> list[Job]:
             " it must commit with; use submit() for a transaction of its own."
         )
     try:
-        return _stored(alias, submissions)
+        return _announced(alias, _stored(alias, submissions))
     except IdentityConflict:
         doom(connection)
         raise
@@ -157,13 +158,21 @@ def _submitted(alias: str, submissions: list[JobSubmission]) -> list[Job]:
         with dialect.own(alias):
             return _stored(alias, submissions)
 
-    return dialect.retried(work)
+    return _announced(alias, dialect.retried(work))
 
 
 def _submitted_one(alias: str, submission: JobSubmission) -> Job:
     """The same, the insert in a transaction of its own: one round trip if the job is new."""
     refuse_open_transaction(alias)
-    return _settled(alias, [submission], own=True)[submission.identity]
+    job = _settled(alias, [submission], own=True)[submission.identity]
+    return _announced(alias, [job])[0]
+
+
+def _announced(alias: str, jobs: list[Job]) -> list[Job]:
+    announce(
+        alias, {job.queue for job in jobs if job.newly_created and job.status == states.QUEUED}
+    )
+    return jobs
 
 
 def _stored(alias: str, submissions: list[JobSubmission]) -> list[Job]:

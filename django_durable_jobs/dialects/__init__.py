@@ -7,6 +7,7 @@ from functools import cache
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from ._listening import Listener
 from .base import Dialect
 
 # The first with RETURNING.
@@ -52,4 +53,4 @@ def _shown(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-__all__ = ["Dialect", "dialect_for", "version_problems"]
+__all__ = ["Dialect", "Listener", "dialect_for", "version_problems"]

@@ -15,6 +15,7 @@ from django.db import DatabaseError, connections
 from ..conf import settings
 from ..exceptions import LockTimeout, TransactionActive
 from ..transactions import in_callers_transaction
+from ._listening import Listener
 
 JOBS = "django_durable_jobs_job"
 ATTEMPTS = "django_durable_jobs_jobattempt"
@@ -156,6 +157,17 @@ class Dialect(abc.ABC):
         places: Sequence[Place],
     ) -> list[Row]:
         """Insert many at their places, in the open transaction; answer as ``insert_job``."""
+
+    # Whether workers hear of new work only if it is announced to them.
+    announces: bool
+
+    @abc.abstractmethod
+    def announce(self, alias: str, queues: Sequence[str]) -> None:
+        """Announce work of these queues to all listeners; in autocommit mode."""
+
+    @abc.abstractmethod
+    def listener(self, alias: str) -> Listener | None:
+        """Give what hears of new work; None where this driver has nothing of the kind."""
 
     @abc.abstractmethod
     def lock_jobs(

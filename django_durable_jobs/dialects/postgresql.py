@@ -14,6 +14,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ..clock import replaced
 from ..transactions import in_test_wrapper
+from ._listening import CHANNEL, Listener, PostgreSQLListener
 from .base import (
     ATTEMPTS,
     JOBS,
@@ -191,6 +192,14 @@ class PostgreSQL(Dialect):
         given, params = self.rows({"id": "bigint", "created_at": "bigint", **columns}, placed)
         return self.fetch(alias, _insert_statement(list(columns), given), params)
 
+    announces = True
+
+    def announce(self, alias: str, queues: Sequence[str]) -> None:
+        self.fetch(alias, f"SELECT pg_notify('{CHANNEL}', q) FROM unnest(%s::text[]) q", [queues])
+
+    def listener(self, alias: str) -> Listener | None:
+        return PostgreSQLListener(alias) if _is_psycopg_3(connections[alias]) else None
+
     def lock_jobs(
         self,
         alias: str,
@@ -229,9 +238,13 @@ class PostgreSQL(Dialect):
 
 def _sends_whole_scripts(connection: Any) -> bool:
     """Tell whether the driver binds on the client, so that a script may carry parameters."""
-    return connection.Database.__name__ == "psycopg" and not connection.settings_dict[
-        "OPTIONS"
-    ].get("server_side_binding", False)
+    return _is_psycopg_3(connection) and not connection.settings_dict["OPTIONS"].get(
+        "server_side_binding", False
+    )
+
+
+def _is_psycopg_3(connection: Any) -> bool:
+    return bool(connection.Database.__name__ == "psycopg")
 
 
 def _leave_failed_transaction(connection: Any) -> None:

@@ -17,6 +17,7 @@ from django.db import InterfaceError, connections, transaction
 from ..clock import host_now
 from ..conf import settings
 from ..transactions import in_test_wrapper
+from ._listening import Listener, SQLiteListener
 from ._writer import busy_timeout, immediate, writers
 from .base import (
     ATTEMPTS,
@@ -208,6 +209,14 @@ class SQLite(Dialect):
         with connections[alias].cursor() as cursor:
             cursor.executemany(_insert_statement(list(columns)), rows)
         return self.fetch(alias, _INSERTED, [places[0].id, places[-1].id])
+
+    announces = False
+
+    def announce(self, alias: str, queues: Sequence[str]) -> None:
+        """Nothing to do: a worker sees that something was written."""
+
+    def listener(self, alias: str) -> Listener | None:
+        return SQLiteListener(alias)
 
     def lock_jobs(
         self,

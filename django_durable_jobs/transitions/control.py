@@ -10,6 +10,7 @@ from django.db.models import F
 from django.db.models.functions import Coalesce
 
 from .. import states
+from ..announcements import announce
 from ..conf import settings
 from ..dialects import dialect_for
 from ..dialects.base import JOBS, TRIES
@@ -49,6 +50,8 @@ def operator_move(job: Job, work: Callable[[str, Job, int], T]) -> T:
 
         result = dialect.retried(alone)
     job.refresh_from_db(using=alias)
+    if job.status == states.QUEUED:
+        announce(alias, [job.queue])
     return result
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import connections
@@ -27,6 +28,24 @@ def close_all() -> None:
             _forget(connection)
         else:
             connection.close()
+
+
+@contextmanager
+def outside_pool(alias: str) -> Iterator[None]:
+    """Give this thread a connection that no pool lends: handlers may hold all of those (4.3)."""
+    lent = connections[alias]
+    options = dict(lent.settings_dict["OPTIONS"])
+    if not options.pop("pool", None):
+        yield
+        return
+    lent.close()
+    own = type(lent)({**lent.settings_dict, "OPTIONS": options}, alias)
+    connections[alias] = own
+    try:
+        yield
+    finally:
+        own.close()
+        connections[alias] = lent
 
 
 def close_before_fork() -> None:

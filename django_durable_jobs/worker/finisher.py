@@ -53,16 +53,20 @@ class Finisher:
 
     def _run(self) -> None:
         try:
-            while (group := self._next_group()) is not None:
-                try:
-                    self._write(group)
-                except Exception:
-                    # A fault of ours must not end the thread, nor lose what it was to write.
-                    logger.exception("the finisher failed and goes on")
-                    self._busy = group
-                    time.sleep(BUSY_WAIT_SECONDS)
+            with connections.outside_pool(self._alias):
+                self._write_all()
         finally:
             connections.close_all()
+
+    def _write_all(self) -> None:
+        while (group := self._next_group()) is not None:
+            try:
+                self._write(group)
+            except Exception:
+                # A fault of ours must not end the thread, nor lose what it was to write.
+                logger.exception("the finisher failed and goes on")
+                self._busy = group
+                time.sleep(BUSY_WAIT_SECONDS)
 
     def _next_group(self) -> list[Outcome] | None:
         """What has arrived; an empty group where only busy ones are due for another try."""

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import queue
+import random
 import threading
 import time
 from contextlib import suppress
@@ -13,6 +14,7 @@ from functools import partial
 
 from .. import states
 from ..conf import settings
+from ..dialects import dialect_for
 from ..instants import SECOND
 from ..transitions.claims import ClaimedJob, block_claimed, claim
 from ..transitions.outcomes import FinishReport, Outcome
@@ -31,6 +33,7 @@ from .presence import Presence
 from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
 from .supervised import Loop, backoff, is_transient
+from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -83,6 +86,7 @@ class Worker:
         heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
         self._due_soon = math.inf
+        self._second_look = math.inf
         self._chores_loop = Loop("chores", self._alias, self._chores, interval=self._until_chores)
         self._loops = [
             Loop(
@@ -106,6 +110,14 @@ class Worker:
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
             )
+        if not options.until_idle and settings.NOTIFY:
+            self._listen()
+
+    def _listen(self) -> None:
+        listener = dialect_for(self._alias).listener(self._alias)
+        if listener is not None:
+            wake_up = WakeUp(listener, self._serving, self._hear)
+            self._loops.append(Loop("listen", self._alias, wake_up.step, interval=lambda: 0))
 
     def stop(self) -> None:
         """Claim nothing more and let the handlers finish (CONTRACT 4.7)."""
@@ -118,8 +130,9 @@ class Worker:
         for loop in self._loops:
             loop.start()
         try:
-            self._work()
-            return self._shut_down()
+            with connections.outside_pool(self._alias):
+                self._work()
+                return self._shut_down()
         finally:
             for loop in self._loops:
                 loop.stop()
@@ -157,6 +170,10 @@ class Worker:
     def _nudge(self) -> None:
         self._wake.put(None)
 
+    def _hear(self) -> None:
+        self._second_look = time.monotonic() + SECOND_LOOK_SECONDS
+        self._nudge()
+
     def _had_enough(self) -> bool:
         limit = self.options.max_jobs
         return limit is not None and self._claimed >= limit
@@ -177,6 +194,8 @@ class Worker:
 
     def _claim(self) -> bool:
         """Claim for the free slots; tell whether there may be more at once."""
+        if time.monotonic() >= self._second_look:
+            self._second_look = math.inf
         capacity = self._capacity()
         if not capacity:
             return True
@@ -200,7 +219,7 @@ class Worker:
         if more and self._capacity():
             return
         try:
-            self._wake.get(timeout=float(settings.POLL_SECONDS))
+            self._wake.get(timeout=self._until_look())
         except queue.Empty:
             return
         try:
@@ -208,6 +227,11 @@ class Worker:
                 self._wake.get_nowait()
         except queue.Empty:
             pass
+
+    def _until_look(self) -> float:
+        """The poll interval, a little less so that workers do not poll in step."""
+        poll = float(settings.POLL_SECONDS) * random.uniform(0.9, 1)  # noqa: S311
+        return max(0.0, min(poll, self._second_look - time.monotonic()))
 
     def _survive(self, error: Exception) -> None:
         self._failures += 1

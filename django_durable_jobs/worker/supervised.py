@@ -74,10 +74,11 @@ class Loop:
     def _run(self) -> None:
         in_a_row = 0
         try:
-            while not self._stopping:
-                in_a_row = 0 if self._try_step() else in_a_row + 1
-                self._wake.wait(self._pause(in_a_row))
-                self._wake.clear()
+            with connections.outside_pool(self._alias):
+                while not self._stopping:
+                    in_a_row = 0 if self._try_step() else in_a_row + 1
+                    self._wake.wait(self._pause(in_a_row))
+                    self._wake.clear()
         finally:
             connections.close_all()
 

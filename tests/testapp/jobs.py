@@ -13,6 +13,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from django.db import connection, transaction
+
 from django_durable_jobs import JobContext, job
 
 
@@ -113,3 +115,11 @@ def forking(ctx: JobContext, payload: Gate) -> dict[str, int]:
     if child == 0:
         return {"child": -1}
     return {"child": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}
+
+
+@job("testapp.holding")
+def holding(ctx: JobContext, payload: Gate) -> None:
+    """Wait for the gate inside a transaction."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+        gated(ctx, payload)

@@ -4,6 +4,7 @@ Environment variables:
 
 TEST_DURABLE_JOBS   the dict ``DURABLE_JOBS``, as JSON.
 TEST_CONN_MAX_AGE   ``CONN_MAX_AGE`` of the database, in seconds; "none" keeps connections.
+TEST_POOL           the size of Django's connection pool on PostgreSQL.
 """
 
 import json
@@ -16,3 +17,10 @@ DURABLE_JOBS = json.loads(os.environ.get("TEST_DURABLE_JOBS", "{}"))
 
 if (_age := os.environ.get("TEST_CONN_MAX_AGE")) is not None:
     DATABASES["default"]["CONN_MAX_AGE"] = None if _age == "none" else int(_age)
+
+if (_size := os.environ.get("TEST_POOL")) is not None:
+    DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {
+        "min_size": 1,
+        "max_size": int(_size),
+        "timeout": 5,
+    }
