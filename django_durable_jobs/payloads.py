@@ -30,11 +30,13 @@ __all__ = [
     "CorruptPayload",
     "ModelId",
     "NotStorable",
+    "OptionalResult",
     "check_text",
     "clean_text",
     "codec_for",
     "decode_json_text",
     "encode_result",
+    "encode_return",
     "payload_sha256",
 ]
 
@@ -151,6 +153,35 @@ def encode_result(value: object, limit: int) -> str:
         raise NotStorable(f"Not storable as JSON: {refused.reason}.") from None
 
 
+class OptionalResult:
+    """A result that the job can do without: ``return OptionalResult(report)``.
+
+    It is stored as ``report`` would be. If that is not JSON or above ``MAX_RESULT_BYTES``,
+    the job succeeds without a result, and the log says so; else it would have failed
+    (``invalid_result``, CONTRACT 3.14). ``ctx.complete()`` takes it too.
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+
+def encode_return(value: object, limit: int, job_id: str) -> str | None:
+    """Give the text of what a handler gave as its result, ``None`` for none.
+
+    Raises ``NotStorable``, but for an ``OptionalResult``, which is left out.
+    """
+    given = value.value if isinstance(value, OptionalResult) else value
+    try:
+        return None if given is None else encode_result(given, limit)
+    except NotStorable as error:
+        if given is value:
+            raise
+        logger.warning("job %s goes without its result: %s", job_id, error)
+        return None
+
+
 def decode_json_text(text: Any) -> Any:
     """Read stored JSON; what cannot be read is logged and reads as ``None``."""
     if text is None:
@@ -167,14 +198,16 @@ def decode_json_text(text: Any) -> Any:
 def clean_text(value: object, limit: int) -> str:
     """Make text of ``value`` that every database takes; never raise, never refuse.
 
-    NUL and surrogates become U+FFFD; beyond ``limit`` characters it is cut, and the last
-    character is the mark. Only the first ``limit`` characters are worked on.
+    NUL and surrogates become U+FFFD. Beyond ``limit`` UTF-8 bytes it is cut at a character,
+    and the mark is the last one. Only the first ``limit`` characters are worked on.
     """
-    text = _text_of(value)
     limit = max(limit, 0)
-    if len(text) > limit:
-        text = (text[: limit - 1] + MARK) if limit else ""
-    return _UNSTORABLE.sub(REPLACEMENT, text)
+    text = _text_of(value)[: limit + 1]
+    data = _UNSTORABLE.sub(REPLACEMENT, text).encode()
+    if len(data) <= limit:
+        return data.decode()
+    mark = MARK if len(MARK.encode()) <= limit else ""
+    return data[: limit - len(mark.encode())].decode(errors="ignore") + mark
 
 
 def check_text(name: str, value: object, minimum: int, maximum: int) -> str:

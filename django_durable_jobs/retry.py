@@ -1,7 +1,7 @@
 """When a failed job is tried again: from a policy to a number of seconds. Pure.
 
-A backoff that misbehaves must not cost the job its outcome, so nothing here raises while
-a job is running: what cannot be used is logged and the default is taken (CONTRACT 3.4).
+A backoff that misbehaves must not cost the job its outcome: an answer that cannot be used
+is logged and the default is taken (CONTRACT 3.4).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def backoff_seconds(
     ``policy`` is what ``validate_backoff`` gave. A number counts as it is, a sequence by
     attempt (the last one repeats), a function decides by itself. Without one: ``base``
     doubled per attempt up to ``cap``, drawn evenly from its upper half. A function that
-    raises or gives no delay of 0 seconds to ten years is logged and the default is used.
+    gives no delay of 0 seconds to ten years is logged and the default is used; what it
+    raises is the caller's to see to.
     """
     if policy is None:
         return _default(attempt, base, cap, rng)
@@ -53,11 +54,7 @@ def backoff_seconds(
         return policy[min(max(attempt, 1), len(policy)) - 1]
     if not callable(policy):
         return float(policy)
-    try:
-        answer = policy(exception, attempt)
-    except Exception:
-        logger.exception("A backoff function raised; the default backoff is used.")
-        return _default(attempt, base, cap, rng)
+    answer = policy(exception, attempt)
     if answer is None:
         return None
     seconds = to_seconds(answer)

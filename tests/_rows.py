@@ -7,6 +7,8 @@ import itertools
 from datetime import UTC, datetime
 from typing import Any
 
+from django.db import connection
+
 from django_durable_jobs.models import Job, JobAttempt
 
 NOW = datetime(2026, 3, 14, 15, 9, 26, 535897, tzinfo=UTC)
@@ -48,3 +50,13 @@ def attempt_row(job: Job, **changes: Any) -> JobAttempt:
         "started_at": NOW,
     }
     return JobAttempt(**(values | changes))
+
+
+def stored_bytes(row: Any, column: str) -> bytes | None:
+    """Read the exact bytes of a text column, past every decoding."""
+    read = "CAST({} AS BLOB)" if connection.vendor == "sqlite" else "convert_to({}, 'UTF8')"
+    table = row._meta.db_table
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT {read.format(column)} FROM {table} WHERE id = %s", [row.pk])
+        found = cursor.fetchone()[0]
+    return None if found is None else bytes(found)

@@ -13,7 +13,7 @@ from asgiref.sync import sync_to_async
 
 from ..conf import settings
 from ..exceptions import JobCancelled, JobTimeout, LeaseLost, WorkerStopping
-from ..payloads import clean_text, encode_result
+from ..payloads import clean_text, encode_result, encode_return
 
 MESSAGE_LIMIT = 500
 
@@ -162,7 +162,7 @@ class JobContext:
         ``LeaseLost``, ``JobCancelled``, ``JobTimeout``, and ``InvalidTransition`` if called
         twice.
         """
-        text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
+        text = encode_return(result, settings.MAX_RESULT_BYTES, self.job_id)
         self._refuse_late()
         self._asking(self._store.complete, text)
         self._completed = True

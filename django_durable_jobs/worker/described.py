@@ -17,11 +17,16 @@ from ..transitions.claims import ClaimedJob
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
+# In bytes.
 SUMMARY_LIMIT = 1_000
 TRACEBACK_LIMIT = 20_000
-CHAIN_LIMIT = 8
-LOGGED_CHAIN_LIMIT = 100
-FRAME_LIMIT = 50
+FRAME_LIMIT = 400
+# How much of one error is shown, and how many exceptions that it leads to are followed.
+SHOWN_FRAMES = 40
+SHOWN_CAUSES = 8
+SHOWN_MEMBERS = 8
+FOLLOWED = 100
+_CAUSE = "\nThe cause of the following:\n\n"
 
 
 def named(job: ClaimedJob) -> str:
@@ -30,15 +35,16 @@ def named(job: ClaimedJob) -> str:
 
 
 def log_raised(who: str, error: BaseException) -> None:
-    """Log that somebody raised an error, with the whole traceback if it has an end."""
+    """Log that somebody raised an error, with the whole traceback if that has an end."""
     try:
         kind = type(error).__name__
         if _has_end(error):
             logger.error("%s raised %s", who, kind, exc_info=error)
         else:
             logger.error("%s raised %s\n%s", who, kind, _formatted(error))
-    except BaseException:
-        logger.exception("%s raised what cannot be logged", who)
+    except BaseException as worse:
+        # Without its traceback, which may be no better.
+        logger.error("%s raised what cannot be logged (%s)", who, type(worse).__name__)
 
 
 def summary(error: BaseException) -> str:
@@ -55,8 +61,8 @@ def _described(describe: Callable[[BaseException], str], error: BaseException) -
     """Describe an exception; what its own code does meanwhile must not cost the outcome."""
     try:
         return describe(error)
-    except BaseException:
-        logger.exception("an exception could not be described")
+    except BaseException as worse:
+        logger.error("an exception could not be described (%s)", type(worse).__name__)
         return "an exception that cannot be described"
 
 
@@ -97,26 +103,83 @@ def _is_library(file: str) -> bool:
 
 
 def _formatted(error: BaseException) -> str:
-    """Format a traceback in bounded work; ``traceback`` itself follows causes without end."""
-    parts: list[str] = []
-    for one in islice(_chain(error), CHAIN_LIMIT):
-        frames = "".join(traceback.format_tb(one.__traceback__, limit=-FRAME_LIMIT))
-        kind = type(one)
-        said = clean_text(one, SUMMARY_LIMIT)
-        parts.append(f"{frames}{kind.__module__}.{kind.__qualname__}: {said}\n")
-    joint = "\nThe cause of the following:\n\n"
-    return clean_text(joint.join(reversed(parts)), TRACEBACK_LIMIT)
+    """Format a traceback in bounded work; ``traceback`` itself follows causes without end.
+
+    The error comes last, as Python writes it, and before it as many of its causes as there
+    is room for.
+    """
+    text = ""
+    for one in islice(_causes(error), SHOWN_CAUSES):
+        part = _formatted_alone(one)
+        longer = f"{part}{_CAUSE}{text}" if text else part
+        if len(longer.encode()) > TRACEBACK_LIMIT:
+            break
+        text = longer
+    return clean_text(text, TRACEBACK_LIMIT)
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _formatted_alone(error: BaseException) -> str:
+    """Format one exception with its frames, and below it what its group holds."""
+    lines = traceback.format_tb(error.__traceback__, limit=-SHOWN_FRAMES)
+    text = "".join(clean_text(line, FRAME_LIMIT) for line in lines) + _said(error)
+    for one in islice(_leaves(error), SHOWN_MEMBERS):
+        place = _place(one.__traceback__)
+        text += f"  in the group: {_said(one).rstrip()}{f' at {place}' if place else ''}\n"
+    return clean_text(text, TRACEBACK_LIMIT)
+
+
+def _said(error: BaseException) -> str:
+    kind = type(error)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return f"{name}: {clean_text(error, SUMMARY_LIMIT)}\n"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
     """Give an exception, its cause, that one's cause: once each, maybe without end."""
-    seen: set[int] = set()
+    seen: list[BaseException] = []  # kept, so that no later one has the identity of an earlier
     one: BaseException | None = error
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
+    while one is not None and not any(one is known for known in seen):
+        seen.append(one)
         yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+        one = _cause(one)
+
+
+def _cause(error: BaseException) -> BaseException | None:
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    """Give the exceptions of a group and of the groups in it, of the first hundred looked at."""
+    pending = list(_members(error))
+    for _ in range(FOLLOWED):
+        if not pending:
+            return
+        one = pending.pop(0)
+        members = list(_members(one))
+        if members:
+            pending = members + pending
+        else:
+            yield one
+
+
+def _members(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        yield from islice(error.exceptions, FOLLOWED)
 
 
 def _has_end(error: BaseException) -> bool:
-    return sum(1 for _ in islice(_chain(error), LOGGED_CHAIN_LIMIT)) < LOGGED_CHAIN_LIMIT
+    """Tell that an exception leads to few others, by causes and by groups."""
+    seen: dict[int, BaseException] = {}
+    pending = [error]
+    while pending:
+        one = pending.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if len(seen) > FOLLOWED:
+            return False
+        pending += _members(one)
+        for other in (one.__cause__, one.__context__):
+            if other is not None:
+                pending.append(other)
+    return True

@@ -28,7 +28,7 @@ from ..payloads import (
     CorruptPayload,
     NotStorable,
     decode_json_text,
-    encode_result,
+    encode_return,
     payload_sha256,
 )
 from ..retry import backoff_seconds, retry_later_seconds
@@ -154,7 +154,7 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
     if ctx.overdue():
         return _timed_out(dispatch, JobTimeout("the handler returned after its grace time"))
     try:
-        text = None if result is None else encode_result(result, settings.MAX_RESULT_BYTES)
+        text = encode_return(result, settings.MAX_RESULT_BYTES, dispatch.job.job_id)
     except NotStorable as error:
         logger.error("%s returned what cannot be stored: %s", named(dispatch.job), error)
         return _failure(
@@ -273,7 +273,7 @@ def _backoff(dispatch: Dispatch, error: BaseException) -> float | None:
     bounds = {"base": settings.RETRY_BASE_SECONDS, "cap": settings.RETRY_MAX_SECONDS}
     try:
         return backoff_seconds(dispatch.handler.backoff, error, attempt, **bounds)
-    except BaseException:
-        # An exit raised inside the project's function: the outcome comes first.
-        logger.exception("a backoff function raised; the default backoff is used")
+    except BaseException as worse:
+        # Also an exit raised inside the project's function: the outcome comes first.
+        log_raised(f"the backoff function of {dispatch.job.handler} (the default is used)", worse)
         return backoff_seconds(None, error, attempt, **bounds)

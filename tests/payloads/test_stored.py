@@ -6,6 +6,7 @@ import datetime
 import enum
 import json
 import logging
+import math
 from typing import Any
 
 import msgspec
@@ -16,11 +17,13 @@ from hypothesis import strategies as st
 from django_durable_jobs.exceptions import InvalidSubmission
 from django_durable_jobs.payloads import (
     NotStorable,
+    OptionalResult,
     check_text,
     clean_text,
     codec_for,
     decode_json_text,
     encode_result,
+    encode_return,
 )
 
 from .kinds import (
@@ -120,17 +123,24 @@ def test_no_stored_json_is_none_without_a_word(caplog: pytest.LogCaptureFixture)
     ("value", "limit", "text"),
     [
         ("plain", 5, "plain"),
-        ("longer", 5, "long…"),
-        ("a\0b\ud800c", 9, "a�b�c"),
+        ("longer", 5, "lo…"),
+        ("a\0b\ud800c", 9, "a\ufffdb\ufffdc"),
+        ("a\0b\ud800c", 8, "a\ufffdb…"),
         ("x", 0, ""),
-        ("xy", 1, "…"),
+        ("xy", 1, "x"),
+        ("xyzu", 3, "…"),
         ("xy", -1, ""),
         (None, 9, "None"),
         (ValueError("why"), 9, "why"),
         (Choice.OPEN, 9, "open"),
         (Hostile(), 30, "<Hostile without text>"),
         (10**5000, 30, "<int without text>"),
-        ("é" * 50_000_000, 3, "éé…"),
+        ("éé", 4, "éé"),
+        ("ééé", 5, "é…"),
+        ("ééé", 4, "…"),
+        ("\U0001f600" * 2, 7, "\U0001f600…"),
+        ("\U0001f600" * 2, 6, "…"),
+        ("é" * 50_000_000, 7, "éé…"),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -153,17 +163,23 @@ def test_clean_text_survives_a_str_subclass_that_misbehaves() -> None:
         def __str__(self) -> str:
             return Text("spoken")
 
-    assert clean_text(Text("written"), 5) == "writ…"
-    assert clean_text(Speaker(), 5) == "spok…"
+    assert clean_text(Text("written"), 6) == "wri…"
+    assert clean_text(Speaker(), 5) == "sp…"
 
 
 @quick
 @given(st.text(st.characters()), st.integers(-1, 30))
 def test_clean_text_is_always_storable(value: str, limit: int) -> None:
     text = clean_text(value, limit)
-    assert len(text) <= max(limit, 0)
+    whole = clean_text(value, 1000)
+    assert len(text.encode()) <= max(limit, 0)
     assert "\0" not in text
-    text.encode()
+    if len(whole.encode()) <= limit:
+        assert text == whole
+    elif limit >= 3:
+        assert text.endswith("…")
+        assert whole.startswith(text[:-1])
+        assert len(text.encode()) > limit - 4, "cut no earlier than a character asks for"
 
 
 @pytest.mark.parametrize(
@@ -189,3 +205,21 @@ def test_text_that_is_accepted_comes_back_plain() -> None:
     assert check_text("scope", " ", 0, 5) == " "
     assert check_text("queue", "éé", 1, 2) == "éé"
     assert type(check_text("queue", Choice.OPEN, 1, 5)) is str
+
+
+def test_a_result_that_is_optional_is_left_out_where_it_cannot_be_stored(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert encode_return(None, LIMIT, "j") is None
+    assert encode_return([1], LIMIT, "j") == "[1]"
+    assert encode_return(OptionalResult([1]), LIMIT, "j") == "[1]"
+    assert encode_return(OptionalResult(None), LIMIT, "j") is None
+    assert not caplog.records
+    for value in (object(), math.nan, "x" * LIMIT):
+        with pytest.raises(NotStorable):
+            encode_return(value, LIMIT, "j")
+        assert encode_return(OptionalResult(value), LIMIT, "j") is None
+        assert "job j goes without its result: Not storable as JSON" in caplog.messages[-1]
+    assert len(caplog.records) == 3
+    with pytest.raises(NotStorable, match="OptionalResult is not a JSON type"):
+        encode_return([OptionalResult(1)], LIMIT, "j")

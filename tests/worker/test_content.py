@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from django_durable_jobs import JobContext, PermanentError, RetryLater, job
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.payloads import OptionalResult
 
 from .support import drain, fresh, only_attempt
 
@@ -124,6 +127,27 @@ Nameless.__module__ = "\ud800\0"
 Nameless.__qualname__ = "\0" * 5000
 
 
+class Untraceable(Exception):
+    @property
+    def __traceback__(self) -> Any:
+        raise SystemExit(3)
+
+
+class Bottomless(ExceptionGroup[Exception]):
+    """A group that holds a new group of its own kind each time it is looked into."""
+
+    @property
+    def exceptions(self) -> Any:
+        return (Bottomless("inner", [ValueError()]),)
+
+
+def local_class() -> Exception:
+    class Local(Exception):
+        pass
+
+    return Local("x")
+
+
 def with_cyclic_causes() -> Exception:
     first, second = ValueError("first"), ValueError("second")
     first.__cause__, second.__cause__ = second, first
@@ -145,6 +169,52 @@ def group_of_groups() -> BaseException:
     return error
 
 
+def group_of_endless_ones() -> BaseException:
+    return BaseExceptionGroup("group", [Endless(), Mute(), Leaving()])
+
+
+def group_of_many() -> BaseException:
+    return ExceptionGroup("group", [ValueError(number) for number in range(50_000)])
+
+
+def from_thousands_of_frames() -> BaseException:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        deep(5000)
+    except ValueError as error:
+        return error
+    finally:
+        sys.setrecursionlimit(limit)
+    raise AssertionError
+
+
+def deep(left: int) -> None:
+    if not left:
+        raise ValueError("at the bottom")
+    deep(left - 1)
+
+
+def without_end() -> None:
+    without_end()
+
+
+def from_recursion() -> BaseException:
+    try:
+        without_end()
+    except RecursionError as error:
+        return error
+    raise AssertionError
+
+
+def from_a_long_line() -> BaseException:
+    try:
+        exec(compile(f"{' ' * 100_000}1 / 0", "<made>", "exec"))  # noqa: S102
+    except (ZeroDivisionError, IndentationError) as error:
+        return error
+    raise AssertionError
+
+
 ERRORS: dict[str, Callable[[], BaseException]] = {
     "NUL": lambda: PermanentError("a\0b"),
     "surrogate": lambda: PermanentError("a\ud800b"),
@@ -161,12 +231,20 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
     "cyclic causes": with_cyclic_causes,
     "many causes": with_many_causes,
     "groups": group_of_groups,
+    "endless group": group_of_endless_ones,
+    "wide group": group_of_many,
+    "bottomless group": lambda: Bottomless("outer", [ValueError()]),
+    "untraceable": Untraceable,
+    "local class": local_class,
+    "thousands of frames": from_thousands_of_frames,
+    "recursion": from_recursion,
+    "a long line": from_a_long_line,
 }
 
 
 @pytest.mark.parametrize("detail", ["safe", "traceback"])
 def test_an_error_is_recorded_whatever_it_is(
-    handlers: Registry, durable_jobs: Callable[..., None], detail: str
+    handlers: Registry, durable_jobs: Callable[..., None], detail: str, caplog: Any
 ) -> None:
     durable_jobs(ERROR_DETAIL=detail)
     names = list(ERRORS)
@@ -181,13 +259,67 @@ def test_an_error_is_recorded_whatever_it_is(
         assert found == ("failed", "failed", "raised"), name
         permanent = name in ("NUL", "surrogate", "huge", "not text", "no arguments", "hidden")
         assert ended.error_category == ("permanent" if permanent else "handler_error"), name
-        assert 0 < len(ended.error_summary) <= 1000, name
+        assert 0 < len(ended.error_summary.encode()) <= 1000, name
         assert ended.error_summary == attempt.error_summary
         assert ended.error_traceback == attempt.error_traceback
         if detail == "safe":
             assert ended.error_traceback is None
         else:
-            assert 0 < len(ended.error_traceback) <= 20_000, name
+            assert 0 < len(ended.error_traceback.encode()) <= 20_000, name
+        # One line in the log for each, whatever it is.
+        said = [text for text in caplog.messages if f"job {ended.job_id} (attempt 1" in text]
+        assert len(said) == 1, name
+
+
+def test_an_error_of_a_local_class_deep_down_is_told_by_class_and_place(
+    handlers: Registry, durable_jobs: Callable[..., None]
+) -> None:
+    durable_jobs(ERROR_DETAIL="traceback")
+
+    @job("content.raises", max_attempts=1)
+    def raises(ctx: JobContext) -> None:
+        raise (local_class, from_thousands_of_frames)[int(ctx.job_id)]()
+
+    local, deep_down = run_each(raises, 2)
+    name = f"{__name__}.local_class.<locals>.Local"
+    assert local.error_summary.startswith(f"{name} at {__name__}:raises:")
+    assert local.error_traceback.endswith(f"{name}: x\n")
+    assert deep_down.error_summary.startswith(f"ValueError at {__name__}:deep:")
+    assert deep_down.error_traceback.endswith("ValueError: at the bottom\n")
+
+
+def test_a_group_tells_what_it_holds(
+    handlers: Registry, durable_jobs: Callable[..., None], caplog: Any
+) -> None:
+    durable_jobs(ERROR_DETAIL="traceback")
+
+    @job("content.raises", max_attempts=1)
+    def raises(ctx: JobContext) -> None:
+        inner = ExceptionGroup("inner", [KeyError("a"), OSError("b")])
+        raise ExceptionGroup("outer", [ValueError("c"), inner]) from TypeError("d")
+
+    (failed,) = run_each(raises, 1)
+    told = failed.error_traceback
+    assert "TypeError: d" in told
+    for line in ("ValueError: c", "KeyError: 'a'", "OSError: b"):
+        assert f"  in the group: {line}\n" in told
+        assert line in caplog.text
+    assert f"ExceptionGroup at {__name__}:raises:" in failed.error_summary
+
+
+def test_the_log_has_the_whole_traceback(handlers: Registry, caplog: Any) -> None:
+    @job("content.raises", max_attempts=1)
+    def raises(ctx: JobContext) -> None:
+        try:
+            deep(300)
+        except ValueError as error:
+            raise KeyError("x" * 30_000) from error
+
+    run_each(raises, 1)
+    text = caplog.text
+    assert "at the bottom" in text
+    assert "x" * 30_000 in text
+    assert "direct cause" in text
 
 
 SECRET = "hunter2-in-a-payload"
@@ -236,6 +368,28 @@ def test_a_stored_error_tells_the_class_and_the_place_and_no_content(
         assert "raise ValueError" in text
 
 
+def test_a_result_that_is_optional_never_fails_the_attempt(handlers: Registry, caplog: Any) -> None:
+    results = [object(), math.nan, "x" * (64 * 1024), cyclic(), {"fine": [1]}]
+
+    @job("content.returns")
+    def returns(ctx: JobContext) -> OptionalResult:
+        return OptionalResult(results[int(ctx.job_id)])
+
+    @job("content.completes")
+    def completes(ctx: JobContext) -> None:
+        with transaction.atomic():
+            ctx.complete(OptionalResult(results[int(ctx.job_id) - 100]))
+
+    ran = [returns.submit(job_id=str(number)) for number in range(len(results))]
+    ran += [completes.submit(job_id=str(100 + number)) for number in range(len(results))]
+    drain()
+    for number, one in enumerate(ran):
+        expected = {"fine": [1]} if number % len(results) == 4 else None
+        assert (fresh(one).status, fresh(one).result) == ("succeeded", expected)
+        left_out = f"job {one.job_id} goes without its result" in caplog.text
+        assert left_out == (expected is None)
+
+
 def test_a_result_that_is_refused_is_not_quoted(handlers: Registry) -> None:
     @job("content.leaks")
     def leaks(ctx: JobContext, payload: Login) -> Any:
@@ -265,8 +419,10 @@ def test_a_progress_message_is_never_refused(handlers: Registry) -> None:
     messages = [
         ("a\0b", "a\N{REPLACEMENT CHARACTER}b"),
         ("a\ud800b", "a\N{REPLACEMENT CHARACTER}b"),
-        ("x" * 501, "x" * 499 + "…"),
-        ("x" * BIG, "x" * 499 + "…"),
+        ("x" * 500, "x" * 500),
+        ("x" * 501, "x" * 497 + "…"),
+        ("\U0001f600" * 126, "\U0001f600" * 124 + "…"),
+        ("x" * BIG, "x" * 497 + "…"),
         (17, "17"),
         (Mute(), "<Mute without text>"),
     ]
