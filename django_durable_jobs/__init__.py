@@ -5,6 +5,7 @@ Importing this package needs no loaded apps and has no effects.
 
 from __future__ import annotations
 
+from .events import FinishEvent
 from .exceptions import (
     AttemptsExhausted,
     DurableJobsError,
@@ -35,6 +36,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AttemptsExhausted",
     "DurableJobsError",
+    "FinishEvent",
     "IdentityConflict",
     "InvalidCursor",
     "InvalidHandler",

@@ -25,6 +25,7 @@ from .payloads import Codec, check_text, codec_for
 from .retry import Backoff, Policy, validate_backoff
 
 if TYPE_CHECKING:
+    from .events import FinishEvent
     from .managers import JobManager
     from .models import Job
     from .submission import JobSubmission
@@ -46,13 +47,15 @@ def job(
     backoff: Backoff = None,
     concurrency: int | None = None,
     concurrency_key: ConcurrencyKey = None,
-    on_finish: Callable[[Any], Any] | None = None,
+    on_finish: Callable[[FinishEvent], object] | None = None,
 ) -> Callable[[Callable[P, R]], Handler[P, R]]:
     """Register ``def handler(ctx)`` or ``def handler(ctx, payload: T)``, sync or async.
 
     ``timeout`` is in seconds; ``max_attempts`` counts executions, the first included;
-    omitted, both come from the settings. The decorated object still calls as the plain
-    function. Every option is checked here: ``InvalidHandler`` (CONTRACT 2.1).
+    omitted, both come from the settings. ``on_finish`` is a plain function of a
+    ``FinishEvent``, called in the transaction that ends the job (CONTRACT 3.8). The decorated
+    object still calls as the plain function. Every option is checked here:
+    ``InvalidHandler`` (CONTRACT 2.1).
     """
     if callable(name):
         raise InvalidHandler('@job needs a name: write @job("orders.ship") above the function.')
@@ -83,7 +86,7 @@ class Handler(Generic[P, R]):
     backoff: Policy
     concurrency: int | None
     concurrency_key: ConcurrencyKey
-    on_finish: Callable[[Any], Any] | None
+    on_finish: Callable[[FinishEvent], object] | None
     func: Callable[P, R]
     codec: Codec
     takes_payload: bool

@@ -25,7 +25,7 @@ class Writers:
         """Wait for this thread's turn; give the milliseconds that are left to wait."""
         began = time.monotonic()
         with self._guard:
-            lock = self._locks.setdefault(name, threading.Lock())
+            lock = self._locks.setdefault(name, threading.RLock())
         if not lock.acquire(timeout=timeout_ms / 1000):
             raise LockTimeout(
                 "another thread of this process wrote to the database longer than"
@@ -39,7 +39,8 @@ class Writers:
     def forget(self) -> None:
         """Begin anew, as a forked child must: no other thread has come along."""
         self._guard = threading.Lock()
-        self._locks: dict[str, threading.Lock] = {}
+        # Not for its own sake: hooks of a commit run before the turn is over, and may write.
+        self._locks: dict[str, threading.RLock] = {}
 
 
 writers = Writers()

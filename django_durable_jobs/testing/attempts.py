@@ -12,11 +12,13 @@ from ..transitions.claims import ClaimedJob, block_claimed, claim_job, queued_la
 from ..transitions.control import alias_of, operator_move
 from ..transitions.leases import cancel_requests
 from ..transitions.maintenance import promote_due
-from ..transitions.outcomes import finish
+from ..transitions.outcomes import Outcome, finish
 from ..worker.context import JobContext
+from ..worker.described import log_raised, named
 from ..worker.execution import Dispatch, context_for, execute, prepare
+from ..worker.on_finish import OnFinishFailed, finish_announced, on_finish_of
 from ..worker.passes import Serving
-from .calling import TestCall
+from .calling import TestCall, left_clean
 
 # The longest lease that settings allow, so that every legal timeout also runs on SQLite.
 LEASE_SECONDS = 7200
@@ -125,10 +127,24 @@ def run_claimed(
         return dispatch
     call = TestCall()
     outcome = execute(dispatch, ctx, call)
-    if outcome is not None:
+    failed = None if outcome is None else _finish(alias, claimed, outcome)
+    if raises and (error := call.raised or failed) is not None:
+        raise error
+    return None
+
+
+def _finish(alias: str, claimed: ClaimedJob, outcome: Outcome) -> BaseException | None:
+    """Write the end; give what its ``on_finish`` raised, which leaves the job to its lease."""
+    on_finish = on_finish_of(claimed)
+    if on_finish is None:
         finish(alias, [outcome], wait=True)
-    if raises and call.raised is not None:
-        raise call.raised
+        return None
+    try:
+        finish_announced(alias, claimed, outcome, on_finish, guard=left_clean)
+    except OnFinishFailed as failed:
+        error = failed.__cause__ or failed
+        log_raised(f"the on_finish of {named(claimed)}", error)
+        return error
     return None
 
 

@@ -35,18 +35,26 @@ class TestCall:
         self.raised: BaseException | None = None
 
     def __call__(self, handler: Handler[..., Any], ctx: JobContext, *payload: Any) -> Any:
-        wrapped = [one for one in connections.all(initialized_only=True) if in_test_wrapper(one)]
         try:
-            with ExitStack() as stack:
-                for connection in wrapped:
-                    stack.enter_context(_kept(connection))
+            with left_clean():
                 return _call(handler, ctx, *payload)
         except BaseException as error:
             self.raised = error
             raise
-        finally:
-            if not wrapped:
-                clean()
+
+
+@contextmanager
+def left_clean() -> Iterator[None]:
+    """Leave the connections as a worker would, whatever the project's code does with them."""
+    wrapped = [one for one in connections.all(initialized_only=True) if in_test_wrapper(one)]
+    try:
+        with ExitStack() as stack:
+            for connection in wrapped:
+                stack.enter_context(_kept(connection))
+            yield
+    finally:
+        if not wrapped:
+            clean()
 
 
 def _call(handler: Handler[..., Any], ctx: JobContext, *payload: Any) -> Any:

@@ -64,6 +64,7 @@ def context(
             complete=lambda text: written(
                 lambda: reported.completed.append(text and json.loads(text))
             ),
+            completed=lambda text: None,
             completion_stands=lambda: bool(reported.completed),
         ),
         job_id=job_id,

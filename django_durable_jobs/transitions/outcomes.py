@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from .. import states
+from ..dialects import dialect_for
 from ..dialects.base import FencedMove
 from ..exceptions import InvalidTransition
 from ._fence import (
@@ -143,6 +144,32 @@ def _finish_group(
 ) -> FinishReport:
     rows = [_row(outcome) for outcome in outcomes]
     written = fenced(alias, FINISH, rows, wait=wait, lock_timeout=lock_timeout)
+    return _report(alias, outcomes, written)
+
+
+def finish_beside(
+    alias: str,
+    outcome: Outcome,
+    ended: Callable[[str], None],
+    *,
+    lock_timeout: float | None = None,
+) -> FinishReport:
+    """Write one end in a transaction of its own; it waits for the job's row.
+
+    Where the job is terminal by it, ``ended`` is called with the new status in that
+    transaction. What it raises rolls the end back and is raised (CONTRACT 3.8).
+    """
+    dialect = dialect_for(alias)
+    with dialect.own(alias, lock_timeout=lock_timeout):
+        rows = dialect.fenced(alias, FINISH, [_row(outcome)], wait=True, own=False)
+        for _, status in rows:
+            if status in states.TERMINAL:
+                ended(status)
+    return _report(alias, [outcome], dict(rows))
+
+
+def _report(alias: str, outcomes: Sequence[Outcome], written: dict[int, str]) -> FinishReport:
+    """Say what became of each: what was not written is read again, without a lock."""
     missed = [outcome for outcome in outcomes if outcome.job not in written]
     if not missed:
         return FinishReport(written=written)

@@ -26,6 +26,7 @@ class Store:
     checkpoint: Callable[[str], None]
     fence: Callable[[], None]
     complete: Callable[[str | None], None]
+    completed: Callable[[str | None], None]
     completion_stands: Callable[[], bool]
 
 
@@ -157,15 +158,17 @@ class JobContext:
     def complete(self, result: Any = None) -> None:
         """End the job as succeeded inside the handler's own ``transaction.atomic()``.
 
-        Domain writes, result and end commit together or not at all. Raises ``ValueError``
-        for a result that is not JSON or above ``MAX_RESULT_BYTES``, ``TransactionRequired``,
-        ``LeaseLost``, ``JobCancelled``, ``JobTimeout``, and ``InvalidTransition`` if called
-        twice.
+        Domain writes, result and end commit together or not at all; a handler's ``on_finish``
+        runs here, too. Raises ``ValueError`` for a result that is not JSON or above
+        ``MAX_RESULT_BYTES``, ``TransactionRequired``, ``LeaseLost``, ``JobCancelled``,
+        ``JobTimeout``, ``InvalidTransition`` if called twice, and what ``on_finish`` raises,
+        which rolls the whole transaction back whoever catches it.
         """
         text = encode_return(result, settings.MAX_RESULT_BYTES, self.job_id)
         self._refuse_late()
         self._asking(self._store.complete, text)
         self._completed = True
+        self._store.completed(text)
 
     def completion_stands(self) -> bool:
         """Used by the worker: tell whether ``complete()`` was called and its rows are there."""

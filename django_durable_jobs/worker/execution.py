@@ -39,6 +39,7 @@ from ..transitions.outcomes import Outcome, record_checkpoint, record_progress
 from . import connections
 from .context import JobContext, Store
 from .described import log_raised, named, stored_traceback, summary
+from .on_finish import completed
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -64,6 +65,7 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
             checkpoint=partial(record_checkpoint, alias, job.id, job.token),
             fence=partial(fence, alias, job.id, job.token),
             complete=partial(complete, alias, job.id, job.token),
+            completed=partial(completed, alias, job),
             completion_stands=partial(_completion_stands, alias, job.token),
         ),
         job_id=job.job_id,

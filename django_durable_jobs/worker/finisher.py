@@ -98,7 +98,7 @@ class Finisher:
         in_a_row = 0
         while True:
             try:
-                return finish(self._alias, group, lock_timeout=_longest_wait())
+                return finish(self._alias, group, lock_timeout=longest_wait())
             except Exception as error:
                 in_a_row += 1
                 self.failures += 1
@@ -121,9 +121,8 @@ class Finisher:
 
     def _alone(self, outcome: Outcome) -> FinishReport:
         """Write one with its content, else without it; later, if the database is away."""
-        bare = replace(outcome, result=None, error_summary=None, error_traceback=None)
-        wait = min(ALONE_WAIT_SECONDS, _longest_wait())
-        for one in (outcome, bare):
+        wait = min(ALONE_WAIT_SECONDS, longest_wait())
+        for one in (outcome, without_content(outcome)):
             try:
                 return finish(self._alias, [one], lock_timeout=wait)
             except Exception as error:
@@ -135,6 +134,11 @@ class Finisher:
         return FinishReport(damaged=[outcome])
 
 
-def _longest_wait() -> float:
+def without_content(outcome: Outcome) -> Outcome:
+    """Give an end without what a database may refuse about it."""
+    return replace(outcome, result=None, error_summary=None, error_traceback=None)
+
+
+def longest_wait() -> float:
     """A sixth of the lease at most: while a finish waits it holds job rows from renewal (4.3)."""
     return min(float(settings.LOCK_TIMEOUT_SECONDS), float(settings.LEASE_SECONDS) / 6)

@@ -78,8 +78,8 @@ class Heartbeat:
                 busy = True
             elif standing.owns:
                 self._report_damaged(one)
-            elif one.ctx.completed:
-                # Its end may be committed already; the rows tell once the handler has ended.
+            elif one.ended or one.ctx.completed:
+                # Its end may be committed already, or about to be: who writes it is told.
                 continue
             elif one.job.token in {still.job.token for still in self._held.all()}:
                 one.ctx.mark_lost()

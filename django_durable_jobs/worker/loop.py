@@ -21,8 +21,9 @@ from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
 from . import connections
 from .calls import Caller
+from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
-from .finisher import Finisher
+from .finisher import longest_wait
 from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
@@ -81,8 +82,8 @@ class Worker:
         self._held = HeldJobs()
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
-        self._finisher = Finisher(self._alias, self._settle)
-        self._hard_limit = HardLimit(self._held, self._finisher.put)
+        self._ends = Ends(self._alias, self._settle)
+        self._hard_limit = HardLimit(self._held, self._ends)
         heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
         self._due_soon = math.inf
@@ -126,7 +127,7 @@ class Worker:
 
     def run(self) -> int:
         self._slots.start()
-        self._finisher.start()
+        self._ends.start()
         for loop in self._loops:
             loop.start()
         try:
@@ -295,7 +296,7 @@ class Worker:
         self._slots.give(held)
 
     def _run_job(self, held: Held) -> None:
-        """One job in its slot; the end goes to the finisher."""
+        """One job in its slot, and its end."""
         # Told to stop, a job that has not begun is left for the shutdown to give back.
         if self._stopping or not self._held.begin(held):
             return
@@ -308,12 +309,14 @@ class Worker:
     def _let_go(self, held: Held, outcome: Outcome | None) -> None:
         """Pass the end on; after a fault of ours there is none, and the lease brings it back."""
         is_first = self._held.end(held)
-        self._hard_limit.came_back(held)
-        if outcome is not None and is_first:
-            self._finisher.put(outcome)
-        elif is_first:
-            self._held.remove([held.job.token])
-            self._nudge()
+        try:
+            if outcome is not None and is_first:
+                self._ends.put(held, outcome)
+            elif is_first:
+                self._held.remove([held.job.token])
+                self._nudge()
+        finally:
+            self._hard_limit.came_back(held)
 
     def _outcome_of(self, held: Held) -> Outcome | None:
         """Run the handler; None where there is no end to write, or it is written already."""
@@ -369,8 +372,9 @@ class Worker:
         left = self._held.all()
         stuck = [held for held in left if not held.ended]
         if stuck and self._owns_process:
-            end_stuck(self._alias, stuck)
-        written = self._finisher.stop(timeout=30.0 if len(left) > len(stuck) or not stuck else 1.0)
+            end_stuck(self._alias, stuck, self._ends.put_elsewhere)
+        some_wait = len(left) > len(stuck) or not stuck
+        written = self._ends.stop(timeout=30.0 if some_wait else longest_wait())
         in_time = written and not stuck and not self._hard_limit.lost_slots
         self._slots.stop(timeout=5.0 if in_time else 0.1)
         return DRAINED if in_time else GAVE_UP

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 
 from ..conf import settings
-from ..transitions.outcomes import Outcome
+from .ends import Ends
 from .execution import overdue_outcome
 from .held import Held, HeldJobs
 
@@ -21,9 +20,9 @@ class HardLimit:
     refused, and its slot is no free one unless it returns after all.
     """
 
-    def __init__(self, held: HeldJobs, put: Callable[[Outcome], None]) -> None:
+    def __init__(self, held: HeldJobs, ends: Ends) -> None:
         self._held = held
-        self._put = put
+        self._ends = ends
         self._lock = threading.Lock()
         self._lost: set[str] = set()
 
@@ -45,7 +44,15 @@ class HardLimit:
                     held.job.handler,
                     held.job.job_id,
                 )
-                self._put(overdue_outcome(held.job))
+                self._ends.put_elsewhere(held, overdue_outcome(held.job))
+            elif held.ended and self._gives_up(held):
+                self._held.remove([held.job.token])
+                logger.error(
+                    "the on_finish of job %s (handler %s) does not end; its slot is lost, and"
+                    " its lease not renewed",
+                    held.job.job_id,
+                    held.job.handler,
+                )
 
     def _takes_over(self, held: Held) -> bool:
         with self._lock:
@@ -54,7 +61,14 @@ class HardLimit:
                 self._lost.add(held.job.token)
         return is_first
 
+    def _gives_up(self, held: Held) -> bool:
+        with self._lock:
+            gives_up = self._ends.gives_up(held)
+            if gives_up:
+                self._lost.add(held.job.token)
+        return gives_up
+
     def came_back(self, held: Held) -> None:
-        """Count a slot as free again, if it was lost; after the slot's own ``end``."""
+        """Count a slot as free again, if it was lost; after the slot's own ``end`` or ``put``."""
         with self._lock:
             self._lost.discard(held.job.token)

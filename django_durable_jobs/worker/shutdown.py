@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 from .. import states
 from ..transitions.claims import give_back
 from ..transitions.outcomes import Outcome, finish
 from . import connections
 from .held import Held
+from .on_finish import on_finish_of
 from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -45,11 +47,20 @@ def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
         wait = True
 
 
-def end_stuck(alias: str, stuck: list[Held]) -> None:
+def end_stuck(
+    alias: str, stuck: list[Held], put_elsewhere: Callable[[Held, Outcome], None]
+) -> None:
     """Requeue what runs on, for a process that exits at once after it: nothing waits for a lease.
 
     A handler's own open transaction that holds its job's row cannot be passed: the lease then.
     """
+    _end_together(alias, [held for held in stuck if on_finish_of(held.job) is None])
+    for held in stuck:
+        if on_finish_of(held.job) is not None:
+            put_elsewhere(held, _stopped(held))
+
+
+def _end_together(alias: str, stuck: list[Held]) -> None:
     outcomes = [_stopped(held) for held in stuck]
     try:
         finish(alias, finish(alias, outcomes).busy, wait=True)
@@ -59,7 +70,7 @@ def end_stuck(alias: str, stuck: list[Held]) -> None:
             logger.warning("a stuck handler keeps its lease: %s", type(error).__name__)
             return
         for one in stuck:
-            end_stuck(alias, [one])
+            _end_together(alias, [one])
 
 
 def _stopped(held: Held) -> Outcome:

@@ -15,6 +15,13 @@ from .held import Held
 logger = logging.getLogger("django_durable_jobs.worker")
 
 
+def refresh() -> None:
+    """Make this thread fit for the project's next code: nothing that the last one left is there."""
+    connections.clean()
+    timezone.deactivate()
+    translation.deactivate()
+
+
 class Slots:
     """``count`` threads; each runs one handler at a time on connections of its own."""
 
@@ -61,9 +68,7 @@ class Slots:
                     # Nothing may end the thread: its slot would be gone for good.
                     logger.exception("a slot failed around job %s", held.job.job_id)
                 finally:
-                    connections.clean()
-                    timezone.deactivate()
-                    translation.deactivate()
+                    refresh()
                     with self._lock:
                         self._busy -= 1
                     self._freed()

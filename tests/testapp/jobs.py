@@ -15,7 +15,7 @@ from pathlib import Path
 
 from django.db import connection, transaction
 
-from django_durable_jobs import JobContext, job
+from django_durable_jobs import FinishEvent, JobContext, job
 
 
 @dataclass
@@ -88,6 +88,19 @@ def swallowing(ctx: JobContext, payload: Gate) -> str:
             continue
 
 
+def announce(event: FinishEvent) -> None:
+    from .models import Business
+
+    Business.objects.create(name=f"{event.job_id}: {event.status}")
+
+
+@job("testapp.announced", on_finish=announce)
+def announced(ctx: JobContext, payload: Gate) -> None:
+    payload.begin(ctx)
+    while not payload.is_open():
+        time.sleep(0.01)
+
+
 @job("testapp.asleep")
 async def asleep(ctx: JobContext, payload: Gate) -> None:
     """Wait for the gate on the event loop."""
@@ -104,14 +117,18 @@ def suicidal(ctx: JobContext, payload: Gate) -> None:
     os._exit(9)
 
 
+def fork() -> int:
+    with warnings.catch_warnings():
+        # Python 3.12 warns of a fork beside threads, and rightly so.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
 @job("testapp.forking")
 def forking(ctx: JobContext, payload: Gate) -> dict[str, int]:
     """Fork; the child returns from the handler as the parent does."""
     payload.begin(ctx)
-    with warnings.catch_warnings():
-        # Python 3.12 warns of a fork beside threads, and rightly so.
-        warnings.simplefilter("ignore", DeprecationWarning)
-        child = os.fork()
+    child = fork()
     if child == 0:
         return {"child": -1}
     return {"child": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}

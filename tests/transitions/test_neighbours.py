@@ -66,7 +66,7 @@ def test_a_row_that_refuses_renewal_costs_no_other_lease(is_postgres):
 def test_a_stuck_handler_whose_row_is_refused_costs_no_other_requeue():
     mine = live.claimed(3)
     with poisoned([mine[1].id]):
-        end_stuck("default", held(mine))
+        end_stuck("default", held(mine), lambda one, outcome: pytest.fail("it has no on_finish"))
     found = dict(Job.objects.values_list("pk", "status"))
     assert [found[one.id] for one in mine] == ["queued", "running", "queued"]
 

@@ -8,7 +8,7 @@ import pytest
 
 from django_durable_jobs.handlers import Registry, registry
 
-from .support import QUICK, Gate, Process, environment_with
+from .support import QUICK, Gate, Process, Recorder, environment_with
 
 StartWorker = Callable[..., Process]
 
@@ -56,3 +56,8 @@ def durable_jobs(settings: Any) -> Callable[..., None]:
         settings.DURABLE_JOBS = {**settings.DURABLE_JOBS, **keys}
 
     return set_keys
+
+
+@pytest.fixture
+def recorder() -> Recorder:
+    return Recorder()

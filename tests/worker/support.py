@@ -17,7 +17,12 @@ from typing import Any
 from django.core.management import call_command
 from django.db import connection, connections
 
+from django_durable_jobs import FinishEvent
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.worker.loop import Worker
+from django_durable_jobs.worker.options import build_options
+
+from ..testapp.models import Business
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 30.0
@@ -160,6 +165,34 @@ class Background:
         if self._error is not None:
             raise self._error
         return self._result
+
+
+class Serving:
+    """A worker that serves in this process until the test stops it."""
+
+    def __init__(self, *, threads: int = 2, owns_process: bool = False) -> None:
+        options = build_options(processes=0, threads=threads)
+        self.worker = Worker(options, owns_process=owns_process)
+        self._running = Background(self.worker.run)
+
+    def loop(self, name: str) -> Any:
+        (found,) = [one for one in self.worker._loops if one.name == name]
+        return found
+
+    def stop(self) -> int:
+        self.worker.stop()
+        return self._running.ends()
+
+
+class Recorder:
+    """An ``on_finish`` that notes each event and writes a row beside it."""
+
+    def __init__(self) -> None:
+        self.events: list[FinishEvent] = []
+
+    def __call__(self, event: FinishEvent) -> None:
+        self.events.append(event)
+        Business.objects.create(name=f"{event.job_id}: {event.status}", value=event.attempt)
 
 
 def fresh(job: Job) -> Job:

@@ -16,7 +16,6 @@ from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.worker import finisher, heartbeat, loop
 from django_durable_jobs.worker.loop import Worker
-from django_durable_jobs.worker.options import build_options
 
 from ..testapp import jobs
 from ..testapp.models import Business
@@ -24,8 +23,8 @@ from .conftest import StartWorker
 from .support import (
     PATIENCE,
     SHORT,
-    Background,
     Gate,
+    Serving,
     attempts,
     change,
     drain,
@@ -35,22 +34,6 @@ from .support import (
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-class Serving:
-    """A worker that serves in this process until the test stops it."""
-
-    def __init__(self, **options: Any) -> None:
-        self.worker = Worker(build_options(processes=0, **options))
-        self._running = Background(self.worker.run)
-
-    def loop(self, name: str) -> Any:
-        (found,) = [one for one in self.worker._loops if one.name == name]
-        return found
-
-    def stop(self) -> int:
-        self.worker.stop()
-        return self._running.ends()
 
 
 @pytest.fixture

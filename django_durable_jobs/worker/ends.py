@@ -1,0 +1,155 @@
+"""Where ends are written: in groups, or beside ``on_finish`` each in a transaction of its own."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from ..conf import settings
+from ..transitions.outcomes import FinishReport, Outcome
+from . import connections
+from .described import log_raised, named
+from .finisher import Finisher, longest_wait, without_content
+from .heartbeat import BUSY_WAIT_SECONDS
+from .held import Held
+from .on_finish import OnFinish, OnFinishFailed, finish_announced, on_finish_of
+from .slots import refresh
+from .supervised import backoff, is_transient
+
+logger = logging.getLogger("django_durable_jobs.worker")
+
+# Between two tries the job's row is free: time enough for a renewal that found it locked (4.3).
+RENEWAL_SECONDS = 2 * BUSY_WAIT_SECONDS
+
+
+class Ends:
+    """Write what handlers did, until each job is written or lost.
+
+    A job with ``on_finish`` is written by the slot that ran its handler: a slow one holds up
+    that slot, and no other job's end.
+    """
+
+    def __init__(self, alias: str, settled: Callable[[list[Outcome], FinishReport], None]) -> None:
+        self._alias = alias
+        self._settled = settled
+        self._settling = threading.Lock()
+        self._finisher = Finisher(alias, self._settle)
+        self._changed = threading.Condition()
+        # By token: until when (monotonic) the call of on_finish that runs now may take.
+        self._alone: dict[str, float] = {}
+        self._given_up = False
+
+    def start(self) -> None:
+        self._finisher.start()
+
+    def put(self, held: Held, outcome: Outcome) -> None:
+        """Take over an end from the slot whose thread this is."""
+        on_finish = on_finish_of(held.job)
+        if on_finish is None:
+            self._finisher.put(outcome)
+            return
+        refresh()
+        limit = held.job.timeout + float(settings.TIMEOUT_GRACE_SECONDS)
+        self._write(held, outcome, on_finish, limit=limit)
+
+    def put_elsewhere(self, held: Held, outcome: Outcome) -> None:
+        """Do as ``put`` for a handler that its slot's thread has not come back from."""
+        on_finish = on_finish_of(held.job)
+        if on_finish is None:
+            self._finisher.put(outcome)
+            return
+
+        def write() -> None:
+            try:
+                self._write(held, outcome, on_finish, limit=math.inf)
+            finally:
+                connections.close_all()
+
+        self._may_take(held, math.inf)
+        threading.Thread(target=write, name="durable-on-finish", daemon=True).start()
+
+    def gives_up(self, held: Held) -> bool:
+        """Tell, once, that an ``on_finish`` does not end: nobody waits for it any more."""
+        with self._changed:
+            if time.monotonic() < self._alone.get(held.job.token, math.inf):
+                return False
+            del self._alone[held.job.token]
+            self._changed.notify_all()
+            return True
+
+    def stop(self, timeout: float) -> bool:
+        """Write what is left and end; False if that took longer than ``timeout`` seconds."""
+        end = time.monotonic() + timeout
+        written = self._finisher.stop(timeout)
+        with self._changed:
+            left = max(0.0, end - time.monotonic())
+            written &= self._changed.wait_for(lambda: not self._alone, left)
+            self._given_up = True
+        return written
+
+    def _write(self, held: Held, outcome: Outcome, on_finish: OnFinish, *, limit: float) -> None:
+        """Try until the end is written, refused or lost; then nobody renews the job any more."""
+        report = FinishReport()
+        try:
+            report = self._until_written(held, outcome, on_finish, limit)
+        except OnFinishFailed as failed:
+            log_raised(f"the on_finish of {named(held.job)}", failed.__cause__ or failed)
+            logger.error("%s is left to its lease: its end is not written", named(held.job))
+        finally:
+            self._settle([outcome], report)
+            with self._changed:
+                self._alone.pop(held.job.token, None)
+                self._changed.notify_all()
+
+    def _until_written(
+        self, held: Held, outcome: Outcome, on_finish: OnFinish, limit: float
+    ) -> FinishReport:
+        """Write an end with its content, else without it."""
+        for one in (outcome, without_content(outcome)):
+            try:
+                return self._while_busy(held, one, on_finish, limit)
+            except OnFinishFailed:
+                raise
+            # A hook of its transaction.on_commit() may raise anything: the next try finds the
+            # end written.
+            except BaseException as error:
+                connections.clean()
+                log_raised(f"the end of {named(held.job)}", error)
+        logger.error("%s could not be finished; its lease brings it back", named(held.job))
+        return FinishReport()
+
+    def _while_busy(
+        self, held: Held, outcome: Outcome, on_finish: OnFinish, limit: float
+    ) -> FinishReport:
+        """Wait out what a database may do to us, the lease being renewed between two tries."""
+        failures = 0
+        while not self._given_up:
+            try:
+                self._may_take(held, limit)
+                report = finish_announced(
+                    self._alias, held.job, outcome, on_finish, lock_timeout=longest_wait()
+                )
+                if not report.busy:
+                    return report
+            except Exception as error:
+                connections.clean()
+                if not is_transient(self._alias, error):
+                    raise
+                name = type(error).__name__
+                logger.warning("the end of %s waits for the database: %s", named(held.job), name)
+            finally:
+                self._may_take(held, math.inf)
+            failures += 1
+            time.sleep(max(backoff(failures), RENEWAL_SECONDS))
+        return FinishReport()
+
+    def _may_take(self, held: Held, seconds: float) -> None:
+        with self._changed:
+            self._alone[held.job.token] = time.monotonic() + seconds
+
+    def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
+        with self._settling:
+            self._settled(ended, report)
