@@ -6,7 +6,7 @@ from .. import states
 from ..conf import settings
 from ..dialects.base import refuse_open_transaction
 from ..models import JobAttempt
-from ..transitions.claims import claim, queued_lanes
+from ..transitions.claims import claim
 from ..worker.execution import context_for
 from ..worker.passes import Serving, run_passes
 from .attempts import LEASE_SECONDS, run_claimed
@@ -30,8 +30,7 @@ def drain(
     serving = Serving.everything()
     tokens: list[str] = []
     while len(tokens) < max_jobs:
-        run_passes(alias, serving, patient=False, lease_seconds=LEASE_SECONDS)
-        lanes = [lane for lane in queued_lanes(alias) if serving.runs(lane)]
+        lanes = run_passes(alias, serving, patient=False, lease_seconds=LEASE_SECONDS)
         jobs = claim(alias, lanes, limit=1, worker=WORKER, lease_seconds=LEASE_SECONDS)
         if not jobs:
             break

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from django.db import connections
+from collections.abc import Sequence
+from typing import Any
 
-from ..dialects.base import JOBS, Lane
+from ..dialects import dialect_for
+from ..dialects.base import JOBS, PAUSES, Lane
 from ..models import Job
 
 _COLUMNS = ("queue", "handler", "handler_version", "fingerprint")
@@ -20,8 +22,28 @@ def lane_of(job: Job) -> Lane:
     )
 
 
-def lanes(alias: str, condition: str, restriction: str = "1 = 1") -> list[Lane]:
-    """Give the lanes that hold jobs which meet ``condition``, written over the alias ``n``.
+def lanes(alias: str, condition: str) -> list[Lane]:
+    """Give the lanes that hold jobs which meet ``condition``; see ``lanes_sql``."""
+    return [as_lane(row) for row in dialect_for(alias).fetch(alias, lanes_sql(condition))]
+
+
+def queued_lanes(alias: str) -> list[Lane]:
+    """Give the lanes that hold queued jobs now, paused queues left out; takes no lock."""
+    return [as_lane(row) for row in dialect_for(alias).fetch(alias, queued_lanes_sql(alias))]
+
+
+def queued_lanes_sql(alias: str) -> str:
+    return lanes_sql(
+        dialect_for(alias).claimable("n"), f"x.queue NOT IN (SELECT p.queue FROM {PAUSES} p)"
+    )
+
+
+def as_lane(row: Sequence[Any]) -> Lane:
+    return Lane(queue=row[0], handler=row[1], version=row[2], fingerprint=row[3])
+
+
+def lanes_sql(condition: str, restriction: str = "1 = 1") -> str:
+    """The lanes that hold jobs which meet ``condition``, written over the alias ``n``.
 
     A partial index led by the lane must exist for the condition. ``restriction`` is checked
     once for each lane, ``x``.
@@ -33,19 +55,13 @@ def lanes(alias: str, condition: str, restriction: str = "1 = 1") -> list[Lane]:
     found = ", ".join(
         f"(SELECT j.{name} FROM {JOBS} j WHERE j.id = l.id) AS {name}" for name in _COLUMNS
     )
-    sql = (
+    return (
         f"WITH RECURSIVE lanes (id) AS (SELECT ({head} {order}) UNION ALL"
         f" SELECT {_after_last(head, order)}"
         f" FROM lanes l JOIN {JOBS} j ON j.id = l.id)"
         f" SELECT * FROM (SELECT {found} FROM lanes l WHERE l.id IS NOT NULL) AS x"
         f" WHERE {restriction}"
     )
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-        return [
-            Lane(queue=row[0], handler=row[1], version=row[2], fingerprint=row[3])
-            for row in cursor.fetchall()
-        ]
 
 
 def _after_last(head: str, order: str) -> str:

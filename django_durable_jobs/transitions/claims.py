@@ -13,10 +13,10 @@ from django.db import DatabaseError, OperationalError, connections
 
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import JOBS, PAUSES, FencedMove, Lane, in_lane, lane_params
+from ..dialects.base import JOBS, FencedMove, Lane, in_lane, lane_params
 from ..instants import seconds_to_microseconds
 from ._fence import ID_AND_TOKEN, NO_LEASE, fenced
-from ._lanes import lanes
+from ._lanes import queued_lanes as queued_lanes
 from ._pages import PAGE
 
 logger = logging.getLogger("django_durable_jobs")
@@ -69,15 +69,6 @@ _COLUMNS = (
     "priority",
     "run_at",
 )
-
-
-def queued_lanes(alias: str) -> list[Lane]:
-    """Give the lanes that hold queued jobs now, paused queues left out; takes no lock."""
-    return lanes(
-        alias,
-        dialect_for(alias).claimable("n"),
-        f"x.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
-    )
 
 
 def claim(

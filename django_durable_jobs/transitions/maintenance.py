@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from django.db import connections
-
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import JOBS
+from ..dialects.base import JOBS, Lane
+from ._lanes import as_lane, queued_lanes_sql
 from ._pages import each_page, move
 
 _EXHAUSTED = (
@@ -19,16 +18,17 @@ _EXHAUSTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """Which passes have something to do."""
+    """Which passes have something to do, and which lanes hold queued jobs."""
 
     promote: bool
     recover: bool
     exhaust: bool
     release: bool
+    queued: tuple[Lane, ...] = ()
 
 
 def waiting(alias: str, *, recover: bool = True) -> Waiting:
-    """Ask, in one indexed query without a lock, which passes have work."""
+    """Ask for all of it in one indexed query without a lock: all that an idle worker asks."""
     now = dialect_for(alias).now()
     expired = (
         f"EXISTS(SELECT 1 FROM {JOBS} WHERE status = '{states.RUNNING}'"
@@ -37,18 +37,23 @@ def waiting(alias: str, *, recover: bool = True) -> Waiting:
         else "1 = 0"
     )
     sql = (
+        "SELECT w.*, x.* FROM (SELECT"
         # The first of the order, not EXISTS: with nothing due that would read what is due later.
-        f"SELECT (SELECT j.run_at FROM {JOBS} j WHERE j.status = '{states.SCHEDULED}'"
-        f" ORDER BY j.run_at, j.id LIMIT 1) <= {now},"
-        f" {expired},"
-        f" EXISTS(SELECT 1 FROM {JOBS} j WHERE {_EXHAUSTED}),"
-        f" EXISTS(SELECT 1 FROM {JOBS} j WHERE j.status = '{states.BLOCKED}')"
+        f" (SELECT j.run_at FROM {JOBS} j WHERE j.status = '{states.SCHEDULED}'"
+        f" ORDER BY j.run_at, j.id LIMIT 1) <= {now} AS promote,"
+        f" {expired} AS recover,"
+        f" EXISTS(SELECT 1 FROM {JOBS} j WHERE {_EXHAUSTED}) AS exhaust,"
+        f" EXISTS(SELECT 1 FROM {JOBS} j WHERE j.status = '{states.BLOCKED}') AS release) AS w"
+        f" LEFT JOIN ({queued_lanes_sql(alias)}) AS x ON 1 = 1"
     )
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql)
-        promote, dead, exhaust, release = cursor.fetchone()
+    rows = dialect_for(alias).fetch(alias, sql)
+    promote, dead, exhaust, release = map(bool, rows[0][:4])
     return Waiting(
-        promote=bool(promote), recover=bool(dead), exhaust=bool(exhaust), release=bool(release)
+        promote=promote,
+        recover=dead,
+        exhaust=exhaust,
+        release=release,
+        queued=tuple(as_lane(row[4:]) for row in rows if row[4] is not None),
     )
 
 

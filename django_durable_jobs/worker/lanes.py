@@ -27,8 +27,7 @@ class RunnableLanes:
 
     def get(self) -> list[Lane]:
         if not self.is_fresh():
-            self._lanes = [lane for lane in queued_lanes(self._alias) if self._serving.runs(lane)]
-            self._asked_at = time.monotonic()
+            self.know([lane for lane in queued_lanes(self._alias) if self._serving.runs(lane)])
         return self._lanes
 
     def is_fresh(self) -> bool:
@@ -36,6 +35,11 @@ class RunnableLanes:
         if self._asked_at is None:
             return False
         return time.monotonic() - self._asked_at < self._fresh_seconds
+
+    def know(self, runnable: list[Lane]) -> None:
+        """Take what a pass has just looked up."""
+        self._lanes = runnable
+        self._asked_at = time.monotonic()
 
     def forget(self) -> None:
         self._asked_at = None

@@ -88,6 +88,7 @@ class Worker:
         poll = partial(float, settings.POLL_SECONDS)
         self._due_soon = math.inf
         self._second_look = math.inf
+        self._looked_at = -math.inf
         self._chores_loop = Loop("chores", self._alias, self._chores, interval=self._until_chores)
         self._loops = [
             Loop(
@@ -165,7 +166,7 @@ class Worker:
     def _pass_and_claim(self) -> bool:
         """Never beside the chores: what these are moving is locked, and would be passed over."""
         with self._passes:
-            run_passes(self._alias, self._serving, patient=False)
+            self._lanes.know(run_passes(self._alias, self._serving, patient=False))
             return self._claim()
 
     def _nudge(self) -> None:
@@ -216,23 +217,26 @@ class Worker:
         return known_before
 
     def _wait(self, more: bool) -> None:
-        """Wait for a slot, or where nothing was left for the poll interval."""
+        """Wait for a slot, or for a look that finds something to claim."""
         if more and self._capacity():
             return
-        try:
-            self._wake.get(timeout=self._until_look())
-        except queue.Empty:
-            return
-        try:
-            while True:
-                self._wake.get_nowait()
-        except queue.Empty:
-            pass
+        while not self._is_woken() and not self._is_look_due():
+            continue
 
-    def _until_look(self) -> float:
-        """The poll interval, a little less so that workers do not poll in step."""
+    def _is_woken(self) -> bool:
+        """Wait a poll interval at most; a little less, so that workers do not poll in step."""
         poll = float(settings.POLL_SECONDS) * random.uniform(0.9, 1)  # noqa: S311
-        return max(0.0, min(poll, self._second_look - time.monotonic()))
+        with suppress(queue.Empty):
+            self._wake.get(timeout=max(0.0, min(poll, self._second_look - time.monotonic())))
+            while not self._wake.empty():
+                self._wake.get_nowait()
+            return True
+        return False
+
+    def _is_look_due(self) -> bool:
+        """The chores look for us as well, unless a long pass keeps them from it."""
+        now = time.monotonic()
+        return now >= self._second_look or now - self._looked_at > 1.5 * settings.POLL_SECONDS
 
     def _survive(self, error: Exception) -> None:
         self._failures += 1
@@ -259,8 +263,10 @@ class Worker:
             self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
         patient = not self.options.drain
         with self._passes:
-            moved = run_passes(self._alias, self._serving, patient=patient, recover=recover)
-        if moved:
+            lanes = run_passes(self._alias, self._serving, patient=patient, recover=recover)
+        self._looked_at = time.monotonic()
+        if lanes:
+            self._lanes.know(lanes)
             self._nudge()
 
     def _until_chores(self) -> float:

@@ -53,13 +53,13 @@ def run_passes(
     patient: bool = True,
     recover: bool = True,
     lease_seconds: float | None = None,
-) -> int:
+) -> list[Lane]:
     """Recover, exhaust, promote, release, block, where there is something to do.
 
     ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3).
     ``recover`` is False where a look for expired leases is not due yet. ``lease_seconds`` is
-    what the worker claims with, unless ``LEASE_SECONDS``. Gives how many jobs may be claimable
-    now that were not before.
+    what the worker claims with, unless ``LEASE_SECONDS``. Gives the lanes that hold queued jobs
+    which this worker can run. Where there is nothing to do it is one query.
     """
     found = waiting(alias, recover=recover)
     moved = 0
@@ -71,9 +71,14 @@ def run_passes(
         moved += promote_due(alias)
     if found.release:
         moved += _release(alias, serving, lease_seconds)
-    patience = 2 * settings.POLL_SECONDS if patient else 0
-    _block(alias, serving, patience=patience, lease_seconds=lease_seconds)
-    return moved
+    queued = queued_lanes(alias) if moved else found.queued
+    runnable = [lane for lane in queued if serving.runs(lane)]
+    unholdable = block_unholdable(alias, runnable, lease_seconds=lease_seconds)
+    _told(unholdable, "blocked: the lease cannot hold their timeout")
+    foreign = [lane for lane in queued if serving.serves(lane.queue) and lane not in runnable]
+    if foreign:
+        _block(alias, foreign, serving.handlers, 2 * settings.POLL_SECONDS if patient else 0)
+    return runnable
 
 
 def _told(jobs: int, what: str) -> int:
@@ -88,18 +93,14 @@ def _release(alias: str, serving: Serving, lease_seconds: float | None) -> int:
     return _told(released, "released: this worker can run")
 
 
-def _block(alias: str, serving: Serving, *, patience: float, lease_seconds: float | None) -> None:
-    lanes = [lane for lane in queued_lanes(alias) if serving.serves(lane.queue)]
-    runnable = [lane for lane in lanes if serving.runs(lane)]
-    unholdable = block_unholdable(alias, runnable, lease_seconds=lease_seconds)
-    _told(unholdable, "blocked: the lease cannot hold their timeout")
-    foreign = [lane for lane in lanes if not serving.runs(lane)]
-    if not foreign:
-        return
+def _block(
+    alias: str, foreign: Iterable[Lane], known: Iterable[Capability], patience: float
+) -> None:
+    """Block the jobs of lanes that this worker lacks the code for and no live one has."""
     others = live_capabilities(alias)
     for lane in foreign:
         if not any(other.runs(lane) for other in others):
-            reason = _reason(lane, serving.handlers)
+            reason = _reason(lane, known)
             blocked = block_lane(alias, lane, reason, patience=patience)
             _told(blocked, f"of handler {lane.handler} version {lane.version} blocked: {reason}")
 

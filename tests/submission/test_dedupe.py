@@ -249,7 +249,7 @@ def test_the_workers_release_passes_over_what_it_cannot_release() -> None:
     corrupt = holder("corrupt", FREE)
     held = by_submit()
     Job.objects.filter(pk=held.pk).update(status="blocked", blocked_reason="unknown_handler")
-    assert run_passes("default", Serving.everything(), patient=False) == 1
+    run_passes("default", Serving.everything(), patient=False)
     statuses = dict(Job.objects.values_list("pk", "status"))
     assert statuses == {corrupt.pk: "blocked", held.pk: "queued"}
 

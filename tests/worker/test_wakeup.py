@@ -12,12 +12,15 @@ from typing import Any
 
 import pytest
 from django.db import DatabaseError, connection, connections, transaction
+from django.db.backends.signals import connection_created
 from django.test import TestCase
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_jobs import JobSubmission, announcements
 from django_durable_jobs.dialects import Listener, _listening, dialect_for
 from django_durable_jobs.models import Job
+from django_durable_jobs.worker.loop import Worker
+from django_durable_jobs.worker.options import build_options
 from django_durable_jobs.worker.passes import Serving
 from django_durable_jobs.worker.wakeup import WakeUp
 from tests.testapp.jobs import Gate as Gated
@@ -83,6 +86,39 @@ def test_what_was_not_announced_again_does_not_wait_either(
         until(lambda: fresh(job).is_terminal, f"round {number}", PATIENCE)  # noqa: B023
     for number in range(rounds):
         gate.open(f"{number}")
+
+
+def test_an_idle_worker_asks_one_question_in_a_poll_interval(
+    durable_jobs: Callable[..., None], tmp_path: Path
+) -> None:
+    """What it asks besides, however short the interval: leases, and that it lives."""
+    durable_jobs(POLL_SECONDS=0.1)
+    asked: list[str] = []
+
+    def note(execute: Any, sql: str, params: Any, many: bool, context: Any) -> Any:
+        asked.append(sql)
+        return execute(sql, params, many, context)
+
+    def noting(*, connection: Any, **kwargs: Any) -> None:
+        connection.execute_wrappers.append(note)
+
+    first = line.submit(Line(str(tmp_path / "lines"), 1))
+    worker = Worker(build_options(processes=0, threads=2))
+    connection_created.connect(noting)
+    running = Background(worker.run)
+    try:
+        until(lambda: fresh(first).is_terminal)
+        time.sleep(0.3)
+        asked.clear()
+        time.sleep(1.2)
+        polls = [sql for sql in asked if "WITH RECURSIVE" in sql]
+        others = [sql for sql in asked if sql not in polls and "LISTEN" not in sql]
+    finally:
+        worker.stop()
+        assert running.ends() == 0
+        connection_created.disconnect(noting)
+    assert 5 <= len(polls) <= 14, polls
+    assert len(others) <= 2, others
 
 
 class Ear:
