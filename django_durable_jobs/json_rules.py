@@ -139,10 +139,10 @@ def _examine(value: object, limit: int, rules: Rules) -> None:
             if depth >= MAX_DEPTH:
                 raise Refused(place, f"it is nested deeper than {MAX_DEPTH} levels")
             # Whatever a class of the project's says of its own length.
-            for child, step in islice(children, limit + 1):
+            for child, step in islice(children, limit):
                 pending.append((child, (place, step), depth + 1))
             left -= 2
-        if left < 0 or len(pending) > limit:
+        if left < 0 or len(pending) >= limit:
             raise _too_large(limit)
 
 

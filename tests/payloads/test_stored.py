@@ -7,6 +7,7 @@ import enum
 import json
 import logging
 import math
+import sys
 from typing import Any
 
 import msgspec
@@ -223,3 +224,7 @@ def test_a_result_that_is_optional_is_left_out_where_it_cannot_be_stored(
     assert len(caplog.records) == 3
     with pytest.raises(NotStorable, match="OptionalResult is not a JSON type"):
         encode_return([OptionalResult(1)], LIMIT, "j")
+
+
+def test_a_row_written_past_the_doors_has_no_limit() -> None:
+    assert encode_result([1, [2]], sys.maxsize) == "[1,[2]]"
