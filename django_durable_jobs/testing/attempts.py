@@ -94,9 +94,11 @@ def run_attempt(job: Job, *, raises: bool = False) -> JobAttempt:
     Nothing else runs. With ``raises`` the handler's own exception comes out to the test, once
     the end is written. Raises ``InvalidTransition`` and ``TransactionActive`` as ``claim()``.
     """
-    attempt = claim(job).run(raises=raises)
-    job.refresh_from_db()
-    return attempt
+    held = claim(job)
+    try:
+        return held.run(raises=raises)
+    finally:
+        job.refresh_from_db()
 
 
 def expire_lease(job: Job) -> None:
@@ -107,10 +109,9 @@ def expire_lease(job: Job) -> None:
     """
 
     def expire(alias: str, row: Job, now: int) -> None:
-        if row.status != states.RUNNING or row.lease_token is None:
-            missing = "" if row.status != states.RUNNING else " without a lease"
+        if row.lease_token is None or row.lease_expires_at is None:
             raise InvalidTransition(
-                f"cannot expire the lease of job {row.job_id}: it is {row.status}{missing}."
+                f"cannot expire the lease of job {row.job_id}: it is {row.status} and has none."
             )
         Job.objects.using(alias).filter(pk=row.pk).update(lease_expires_at=now)
 

@@ -11,19 +11,15 @@ from typing import Any
 from unittest.mock import patch
 
 from asgiref.sync import async_to_sync
-from django.db import DatabaseError, connections
+from django.db import connections
 from django.db.transaction import TransactionManagementError
 
 from ..handlers import Handler
 from ..transactions import in_test_wrapper
-from ..worker.calls import caught
 from ..worker.connections import clean
 from ..worker.context import JobContext
 
 logger = logging.getLogger("django_durable_jobs.worker")
-
-# Our own: Django knows nothing of it, so the handler starts outside any atomic() of its own.
-_MARK = "durable_jobs_handler"
 
 
 class TestCall:
@@ -60,13 +56,10 @@ def left_clean() -> Iterator[None]:
 def _call(handler: Handler[..., Any], ctx: JobContext, *payload: Any) -> Any:
     process = os.getpid()
     try:
-        if not handler.is_async:
-            return handler.func(ctx, *payload)
-        # The loop runs where asgiref puts it; what touches a database comes back to this thread.
-        result, error = async_to_sync(caught)(handler.func(ctx, *payload))
-        if error is not None:
-            raise error
-        return result
+        if handler.is_async:
+            # The loop runs where asgiref puts it; its database work comes back to this thread.
+            return async_to_sync(handler.func)(ctx, *payload)
+        return handler.func(ctx, *payload)
     finally:
         if os.getpid() != process:
             # The handler forked and its child came back here: test and connections are not its.
@@ -81,11 +74,12 @@ def _kept(connection: Any) -> Iterator[None]:
     will commit. A ``close()`` is not obeyed: the test's rows would go with it.
     """
     before = _Before(
+        # A savepoint without a block: the handler starts outside of any atomic().
+        savepoint=connection.savepoint(),
         blocks=len(connection.atomic_blocks),
         savepoints=len(connection.savepoint_ids),
         callbacks=len(connection.run_on_commit),
     )
-    _execute(connection, f"SAVEPOINT {_MARK}")
     try:
         with patch.object(connection, "close", _ignore):
             try:
@@ -106,8 +100,9 @@ def _kept(connection: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Before:
-    """How many blocks, savepoints and callbacks a connection had."""
+    """A savepoint, and how many blocks, savepoints and callbacks the connection had."""
 
+    savepoint: str
     blocks: int
     savepoints: int
     callbacks: int
@@ -148,22 +143,11 @@ def _settle(connection: Any, before: _Before) -> bool:
     connection.needs_rollback = False
     del connection.run_on_commit[before.callbacks :]
     if not is_whole:
-        _execute(connection, f"ROLLBACK TO SAVEPOINT {_MARK}")
-    _execute(connection, f"RELEASE SAVEPOINT {_MARK}")
+        connection.savepoint_rollback(before.savepoint)
+    connection.savepoint_commit(before.savepoint)
     return is_whole
 
 
 def _is_whole(connection: Any) -> bool:
     """Tell whether the transaction takes another statement; a failed one on PostgreSQL does not."""
-    if connection.needs_rollback:
-        return False
-    try:
-        _execute(connection, "SELECT 1")
-    except DatabaseError:
-        return False
-    return True
-
-
-def _execute(connection: Any, sql: str) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute(sql)
+    return not connection.needs_rollback and bool(connection.is_usable())

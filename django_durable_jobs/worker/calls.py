@@ -101,7 +101,7 @@ async def _alone(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: 
 
 
 async def _bounded(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> End:
-    task = asyncio.ensure_future(caught(coroutine))
+    task = asyncio.ensure_future(_caught(coroutine))
     alarm = asyncio.get_running_loop().call_later(timeout, task.cancel)
     try:
         result, error = await task
@@ -116,7 +116,7 @@ async def _bounded(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout
     return result, error
 
 
-async def caught(coroutine: Coroutine[Any, Any, Any]) -> End:
+async def _caught(coroutine: Coroutine[Any, Any, Any]) -> End:
     """Give what the handler raised as a value: asyncio ends the loop for some of it."""
     try:
         return await coroutine, None

@@ -22,6 +22,8 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 INSTALLED_APPS = ["django_durable_jobs", "orders"]
 SECRET_KEY = "a fixed key for the tests"
 USE_TZ = True
+# Asked for since Django 6.1; the test runners keep the mails.
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.smtp.EmailBackend"}}
 
 # On SQLite a lease must outlast the longest timeout, which is ten minutes here.
 DURABLE_JOBS = {"LEASE_SECONDS": 900}

@@ -91,7 +91,7 @@ def test_what_the_handler_raised_comes_out_where_asked_for_after_its_end(count, 
     staged = count.submit(payload)
     with pytest.raises(error):
         run_attempt(staged, raises=True)
-    assert moved(staged).attempts.get().status == "failed"
+    assert staged.attempts.get().status == "failed"
     assert staged.status == ("failed" if error is PermanentError else "scheduled")
 
 
@@ -276,7 +276,7 @@ def test_a_cancel_requested_meanwhile_reaches_the_handler():
 @in_either_case
 def test_a_lease_ends_at_the_instant_of_the_clock_in_force(case, count):
     staged = count.submit("return")
-    with pytest.raises(InvalidTransition, match="it is queued"):
+    with pytest.raises(InvalidTransition, match="it is queued and has none"):
         expire_lease(staged)
     with FakeClock(START):
         Job.objects.update(run_at=START)

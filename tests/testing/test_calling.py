@@ -8,9 +8,11 @@ from contextlib import suppress
 
 import pytest
 from django.db import IntegrityError, close_old_connections, connection, connections, transaction
+from django.db.utils import ConnectionHandler
 
 from django_durable_jobs import job
 from django_durable_jobs.testing import drain
+from django_durable_jobs.worker import connections as worker_connections
 from tests.testapp.models import Business
 
 from .support import in_either_case
@@ -81,6 +83,17 @@ def test_a_handlers_harm_ends_with_it(harm, status, names, case):
 @pytest.mark.django_db
 def test_in_a_test_case_a_database_error_outside_atomic_costs_what_the_handler_wrote():
     assert run_beside_a_healthy_one(break_by_a_duplicate) == ("failed", ["of the test"])
+
+
+@pytest.mark.django_db
+def test_callbacks_of_what_was_lost_are_not_left_to_the_test(django_capture_on_commit_callbacks):
+    def harm():
+        transaction.on_commit(lambda: 1 / 0)
+        break_by_a_duplicate()
+
+    with django_capture_on_commit_callbacks() as left:
+        assert run_beside_a_healthy_one(harm)[0] == "failed"
+    assert left == []
 
 
 @in_either_case
@@ -156,3 +169,22 @@ def test_a_forked_child_that_comes_back_never_reaches_the_test(case):
     drain()
     staged.refresh_from_db()
     assert (staged.status, staged.result) == ("succeeded", 1)
+
+
+@pytest.mark.django_db
+def test_a_database_in_memory_outlives_what_was_left_open():
+    """Unlike any other it goes with its connection; so that is rolled back, and kept."""
+    memory = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    connection = ConnectionHandler({"default": memory})["default"]
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE kept (number integer)")
+        connection.set_autocommit(False)
+        cursor.execute("INSERT INTO kept VALUES (1)")
+        worker_connections._forget(connection)
+        assert connection.get_autocommit()
+        cursor.execute("INSERT INTO kept VALUES (2)")
+        connection.rollback()
+        assert cursor.execute("SELECT number FROM kept").fetchall() == [(2,)]
+    connection.connection.close()
+    worker_connections._forget(connection)
+    assert connection.connection is None, "closed under Django's feet"

@@ -48,10 +48,12 @@ def start(wheel: Path, folder: Path, *arguments: str, database: bool) -> subproc
     )
 
 
-def output_of(process: subprocess.Popen[str]) -> str:
-    output, _ = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, output
-    return output
+def outputs(*processes: subprocess.Popen[str]) -> list[str]:
+    """Wait for all; give what each wrote, if each went well."""
+    written = [process.communicate(timeout=SECONDS)[0] for process in processes]
+    for process, output in zip(processes, written, strict=True):
+        assert process.returncode == 0, output
+    return written
 
 
 def test_under_both_test_cases_and_pytest_django(
@@ -64,7 +66,7 @@ def test_under_both_test_cases_and_pytest_django(
         start(wheel, tmp_path / "project", *command, database=is_postgres)
         for command in (("manage.py", "test"), ("-m", "pytest", "-q", "-p", "no:cacheprovider"))
     ]
-    by_django, by_pytest = (output_of(run) for run in runs)
+    by_django, by_pytest = outputs(*runs)
     classes = _count(r"    def test_", PROJECT)
     functions = _count(r"def test_", PROJECT)
     assert classes > 15
@@ -97,7 +99,8 @@ def test_a_project_without_django_notices_nothing(wheel: Path, tmp_path: Path) -
     )
     # pytest-django imports Django by itself.
     quiet = ("-m", "pytest", "-q", "-p", "no:django", "-p", "no:cacheprovider")
-    assert "\n1 passed" in output_of(start(wheel, tmp_path, *quiet, database=False))
+    (output,) = outputs(start(wheel, tmp_path, *quiet, database=False))
+    assert "\n1 passed" in output
 
 
 def test_every_recipe_of_the_documentation_runs_in_the_project() -> None:

@@ -40,17 +40,27 @@ class OrderTests(TransactionTestCase):
         with transaction.atomic(), self.assertRaises(TransactionActive):
             drain()
 
-    def test_what_a_handler_leaves_open_is_rolled_back_and_the_rows_stay(self):
+    def assert_left_in_order(self, leave):
+        """What the handler left open goes; the connection and all committed rows stay."""
+
         def careless(*arguments):
-            transaction.atomic().__enter__()
+            leave()
             Order.objects.create(reference="half done")
 
         place_order("A-1", "ada@example.com")
         with mock.patch("orders.jobs.send_mail", careless):
             drain(raises=True)
-        self.assertEqual([one.reference for one in Order.objects.all()], ["A-1"])
         self.assertFalse(connection.in_atomic_block)
         self.assertTrue(connection.get_autocommit())
+        Order.objects.create(reference="A-2")
+        connection.rollback()
+        self.assertEqual({one.reference for one in Order.objects.all()}, {"A-1", "A-2"})
+
+    def test_a_handler_that_leaves_a_transaction_open(self):
+        self.assert_left_in_order(lambda: transaction.atomic().__enter__())
+
+    def test_a_handler_that_leaves_autocommit_off(self):
+        self.assert_left_in_order(lambda: transaction.set_autocommit(False))
 
     def test_a_late_worker(self):
         account = Account.objects.create(owner="Ada")
