@@ -92,9 +92,10 @@ def _kept(connection: Any) -> Iterator[None]:
         raise
     if not _settle(connection, before):
         raise TransactionManagementError(
-            "The handler went on after a database error outside of an atomic() of its own. In a"
-            " TestCase all that it wrote is lost by that: give the statement that may fail a"
-            " transaction.atomic(), or use a TransactionTestCase."
+            "The handler has broken the transaction of the TestCase: it went on after a database"
+            " error outside of an atomic() of its own, or left an atomic(savepoint=False) open. All"
+            " that it wrote is lost. Give the statement that may fail a transaction.atomic(), or"
+            " use a TransactionTestCase."
         )
 
 

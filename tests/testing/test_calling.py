@@ -86,6 +86,17 @@ def test_in_a_test_case_a_database_error_outside_atomic_costs_what_the_handler_w
 
 
 @pytest.mark.django_db
+def test_in_a_test_case_an_open_block_without_a_savepoint_costs_what_the_handler_wrote(caplog):
+    def leave_open():
+        Business.objects.create(name="lost too")
+        transaction.atomic(savepoint=False).__enter__()
+        Business.objects.create(name="half done")
+
+    assert run_beside_a_healthy_one(leave_open) == ("failed", ["of the test"])
+    assert "atomic(savepoint=False)" in caplog.text
+
+
+@pytest.mark.django_db
 def test_callbacks_of_what_was_lost_are_not_left_to_the_test(django_capture_on_commit_callbacks):
     def harm():
         transaction.on_commit(lambda: 1 / 0)

@@ -14,6 +14,7 @@ def test_a_handler_is_called_plainly_with_a_context_that_records():
         ctx.check()
         ctx.progress(0.5, "half")
         ctx.checkpoint({"row": ctx.checkpoint_value + payload["n"]})
+        ctx.fence()
         ctx.complete(None)
         ctx.complete("done")
         return ctx.attempt
