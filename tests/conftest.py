@@ -57,7 +57,8 @@ def _environment_line() -> str:
 
 def _database_version() -> str:
     if connection.vendor == "sqlite":
-        return f"SQLite {sqlite3.sqlite_version} (files)"
+        journal = os.environ.get("TEST_SQLITE_JOURNAL", "wal")
+        return f"SQLite {sqlite3.sqlite_version} (files, journal mode {journal})"
     # Past Django's connection, which pytest-django guards, and in a database
     # that exists before the test database does.
     import psycopg

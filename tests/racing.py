@@ -33,6 +33,8 @@ _LOOK = 0.01
 _STILL_LOOKS = 10
 _SQLITE_CALLS = (
     "django/db/backends/sqlite3/base.py",
+    # Its commit, which waits for readers where the journal is not a write-ahead log.
+    "django/db/backends/base/base.py",
     "django_durable_jobs/dialects/sqlite.py",
     "django_durable_jobs/dialects/_writer.py",
 )

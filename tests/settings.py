@@ -5,6 +5,7 @@ Environment variables:
 TEST_DATABASE       "sqlite" (the default) or "postgres".
 DATABASE_URL        the PostgreSQL server to use; read for "postgres" only, and
                     set by ``python -m tests._postgres -- command``.
+TEST_SQLITE_JOURNAL "wal" (the default), or "delete": SQLite's own default journal mode.
 TEST_DATABASE_NAME  connect to this existing database instead of a new one: how
                     a process started by a test finds that test's database (see
                     the fixture ``child_environment``).
@@ -20,17 +21,25 @@ import environ
 from django.core.exceptions import ImproperlyConfigured
 
 
+def _choice(variable: str, values: list[str]) -> str:
+    """Give an environment variable's value, the first of the legal ones where it is not set."""
+    value = os.environ.get(variable, values[0])
+    if value not in values:
+        raise ImproperlyConfigured(f"{variable} must be {' or '.join(values)}, not {value!r}.")
+    return value
+
+
 def _sqlite_database(existing_name: str | None) -> dict[str, object]:
     # A file, not memory: several connections, threads and processes must meet
     # in it as they do in production.
     name = existing_name or _temporary_name()
+    options: dict[str, object] = {"timeout": 20}
+    if _choice("TEST_SQLITE_JOURNAL", ["wal", "delete"]) == "wal":
+        options["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
     return {
         "ENGINE": "django.db.backends.sqlite3",
         "NAME": name,
-        "OPTIONS": {
-            "timeout": 20,
-            "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-        },
+        "OPTIONS": options,
         "TEST": {"NAME": f"{name}.test"},
     }
 
@@ -64,9 +73,7 @@ def _postgres_database(existing_name: str | None) -> dict[str, object]:
 
 
 _DATABASES = {"sqlite": _sqlite_database, "postgres": _postgres_database}
-_kind = os.environ.get("TEST_DATABASE", "sqlite")
-if _kind not in _DATABASES:
-    raise ImproperlyConfigured(f"TEST_DATABASE must be sqlite or postgres, not {_kind!r}.")
+_kind = _choice("TEST_DATABASE", list(_DATABASES))
 
 DATABASES = {"default": _DATABASES[_kind](os.environ.get("TEST_DATABASE_NAME"))}
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"

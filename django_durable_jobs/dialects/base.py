@@ -195,6 +195,10 @@ class Dialect(abc.ABC):
         """
         return None
 
+    def seconds_since(self, instant: int) -> float:
+        """Give the time since an instant of ``now()``; 0 where the clock is another host's."""
+        return 0.0
+
     @abc.abstractmethod
     def for_update(self) -> str:
         """Give the clause that locks the rows of a SELECT inside a transaction."""

@@ -70,6 +70,7 @@ class JobContext:
         max_attempts: int,
         timeout: float,
         started_at: datetime | None = None,
+        spent: float = 0.0,
         enforce_timeout: bool = True,
         grace: float = 0.0,
         scheduled_for: datetime | None = None,
@@ -86,7 +87,8 @@ class JobContext:
         self.checkpoint_value = checkpoint_value
         # By the clock that gave the attempt its start; what is enforced is monotonic.
         self.deadline = (started_at or datetime.now(UTC)) + timedelta(seconds=timeout)
-        self._deadline = time.monotonic() + timeout if enforce_timeout else math.inf
+        # On SQLite a claim's commit may wait for readers, and its lease lasts no longer for it.
+        self._deadline = time.monotonic() + timeout - spent if enforce_timeout else math.inf
         self._grace = grace
         self._cancel_requested = False
         self._completed = False

@@ -76,6 +76,7 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
         max_attempts=job.max_attempts + job.granted_attempts,
         timeout=job.timeout,
         started_at=from_microseconds(job.claimed_at),
+        spent=dialect_for(alias).seconds_since(job.claimed_at),
         enforce_timeout=enforce_timeout,
         grace=_grace(alias, job.timeout),
         scheduled_for=None if job.scheduled_for is None else from_microseconds(job.scheduled_for),

@@ -25,10 +25,11 @@ LANE = Lane(queue="default", handler=HANDLER, version=1, fingerprint="f" * 64)
 WORKER = "the same name for all"
 
 
-def queued(count: int = 1, **changes: Any) -> list[Job]:
+def queued(count: int = 1, *, alias: str = "default", **changes: Any) -> list[Job]:
     """Store jobs that are due; a timeout that any lease can hold."""
     values = {"handler": HANDLER, "run_at": LONG_AGO, "created_at": LONG_AGO, "timeout": 0.01}
-    return Job.objects.bulk_create([job_row(**(values | changes)) for _ in range(count)])
+    rows = [job_row(**(values | changes)) for _ in range(count)]
+    return Job.objects.using(alias).bulk_create(rows)
 
 
 def claim(limit: int = 1, *, lease: float = 60.0, alias: str = "default") -> list[ClaimedJob]:
