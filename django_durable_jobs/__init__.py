@@ -28,6 +28,7 @@ from .exceptions import (
 )
 from .handlers import job
 from .model_id import ModelId
+from .schedules.declaration import schedule, unschedule
 from .submission import JobSubmission
 from .worker.context import JobContext
 
@@ -57,4 +58,6 @@ __all__ = [
     "TransactionRequired",
     "WorkerStopping",
     "job",
+    "schedule",
+    "unschedule",
 ]

@@ -11,6 +11,7 @@ from . import conf
 from .dialects import version_problems
 from .handlers import registry
 from .policies import lease_problems
+from .schedules.declaration import registry as schedules
 
 TAG = "durable_jobs"
 
@@ -82,6 +83,17 @@ def check_leases(**kwargs: Any) -> list[checks.CheckMessage]:
         return []
     return [
         checks.Error(problem, id="django_durable_jobs.E005") for problem in lease_problems(alias)
+    ]
+
+
+@checks.register(TAG)
+def check_schedules(**kwargs: Any) -> list[checks.CheckMessage]:
+    """E006: a schedule's job would be refused. W001: allowed, and rarely meant."""
+    if conf.problems():
+        return []
+    return [
+        *(checks.Error(one, id="django_durable_jobs.E006") for one in schedules.problems()),
+        *(checks.Warning(one, id="django_durable_jobs.W001") for one in schedules.warnings()),
     ]
 
 

@@ -100,6 +100,17 @@ def enqueue_many(submissions: Iterable[JobSubmission], *, using: str | None = No
     return _submitted(alias, given)
 
 
+def insert_new(alias: str, submissions: Sequence[JobSubmission]) -> list[Job]:
+    """Insert in the open transaction; give the new jobs, in order.
+
+    What a constraint refuses is passed over, such as an occurrence that is there (5.2).
+    """
+    if not submissions:
+        return []
+    jobs = _insert(alias, submissions, _places(alias, submissions), own=False)
+    return _announced(alias, [jobs[one.identity] for one in submissions if one.identity in jobs])
+
+
 asubmit = sync_to_async(submit, thread_sensitive=True)
 aenqueue = sync_to_async(enqueue, thread_sensitive=True)
 asubmit_many = sync_to_async(submit_many, thread_sensitive=True)
@@ -204,12 +215,8 @@ def _settled(
     ``own``, for a single one, the insert and the look are a transaction of ours each: READ
     COMMITTED, its waits bounded.
     """
-    dialect = dialect_for(alias)
-    places: dict[tuple[str, str], Place] = {}
-    if len(submissions) > 1:
-        # Drawn before any round, so that a later round does not change the order of claims.
-        drawn = dialect.draw_places(alias, len(submissions))
-        places = {one.identity: place for one, place in zip(submissions, drawn, strict=True)}
+    # Drawn before any round, so that a later round does not change the order of claims.
+    places = _places(alias, submissions)
     jobs: dict[tuple[str, str], Job] = {}
     open_ = list(submissions)
     for _ in range(ROUNDS):
@@ -217,7 +224,7 @@ def _settled(
         open_ = [one for one in open_ if one.identity not in jobs]
         if not open_:
             return jobs
-        with dialect.own(alias) if own else nullcontext():
+        with dialect_for(alias).own(alias) if own else nullcontext():
             jobs |= _existing(alias, open_)
         open_ = [one for one in open_ if one.identity not in jobs]
         if not open_:
@@ -226,6 +233,14 @@ def _settled(
         f"the insert of {len(open_)} job(s) was refused {ROUNDS} times by rows that were gone"
         " when they were looked for; try again"
     )
+
+
+def _places(alias: str, submissions: Sequence[JobSubmission]) -> dict[tuple[str, str], Place]:
+    """Draw the places of many in the order given; a single one gets its place by the insert."""
+    if len(submissions) < 2:
+        return {}
+    drawn = dialect_for(alias).draw_places(alias, len(submissions))
+    return {one.identity: place for one, place in zip(submissions, drawn, strict=True)}
 
 
 def _first_of_each_key(submissions: Sequence[JobSubmission]) -> list[JobSubmission]:

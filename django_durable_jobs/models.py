@@ -274,6 +274,7 @@ class ScheduleCursor(models.Model):
     last_minute = InstantField()
     next_minute = InstantField(null=True, blank=True)
     paused = models.BooleanField(default=False)
+    problem = models.TextField(null=True, blank=True)
     updated_at = InstantField()
 
     objects = DurableManager()
@@ -282,6 +283,12 @@ class ScheduleCursor(models.Model):
         verbose_name = _("schedule")
         verbose_name_plural = _("schedules")
         default_permissions = ("view",)
+        permissions = [
+            ("pause_schedule", "Can pause and resume a schedule"),
+            ("run_schedule", "Can run a schedule now"),
+        ]
+        # What is due, asked by each worker at each poll.
+        indexes = [models.Index(fields=["paused", "next_minute"], name="durable_cursor_due")]
 
     def __str__(self) -> str:
         return self.name

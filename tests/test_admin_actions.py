@@ -326,7 +326,7 @@ class TestRecords:
         def broken(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError("no record")
 
-        monkeypatch.setattr("django_durable_jobs.admin.operations._record", broken)
+        monkeypatch.setattr("django_durable_jobs.transitions.operators._record", broken)
         one = failed()
         with pytest.raises(RuntimeError, match="no record"):
             confirm(superuser(), "retry", [one], extra_attempts="0")

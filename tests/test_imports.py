@@ -16,6 +16,8 @@ import django_durable_jobs
 PACKAGE = Path(django_durable_jobs.__file__).parent
 NAMES = {
     "job",
+    "schedule",
+    "unschedule",
     "JobContext",
     "JobSubmission",
     "ModelId",

@@ -6,16 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from django.db import connections, transaction
-
-from ..dialects import dialect_for
 from ..exceptions import DurableJobsError
-from ..models import Job, OperatorAction
-from ..transactions import in_callers_transaction
+from ..models import Job
 from ..transitions.control import alias_of
-from .search import now
-
-UNCHANGED = "unchanged"
+from ..transitions.operators import UNCHANGED, Done, recorded
 
 # Makes the move on one job and gives its outcome in a word.
 Move = Callable[[Job], str]
@@ -48,32 +42,7 @@ def operate(jobs: Iterable[Job], move: Move, *, action: str, operator: str) -> R
 
 
 def _one(job: Job, move: Move, *, action: str, operator: str) -> str:
-    """Commit the move and its record together, in a transaction whose lock waits are bounded."""
-    alias = alias_of(job)
+    def moved() -> Done:
+        return Done(outcome=move(job), subject=str(job), job_key=job.pk)
 
-    def moved() -> str:
-        outcome = move(job)
-        if outcome != UNCHANGED:
-            _record(alias, job, outcome, action=action, operator=operator)
-        return outcome
-
-    def alone() -> str:
-        with dialect.own(alias):
-            return moved()
-
-    dialect = dialect_for(alias)
-    if in_callers_transaction(connections[alias]):
-        with transaction.atomic(using=alias):
-            return moved()
-    return dialect.retried(alone)
-
-
-def _record(alias: str, job: Job, outcome: str, *, action: str, operator: str) -> None:
-    OperatorAction.objects.using(alias).create(
-        operator=operator[:255],
-        action=action,
-        job_key=job.pk,
-        # The record outlives the job, so it names it.
-        detail=f"{job}: {outcome}",
-        happened_at=now(alias),
-    )
+    return recorded(alias_of(job), moved, action=action, operator=operator).outcome

@@ -94,6 +94,4 @@ def _last_id_before(alias: str, since: datetime) -> int:
 
 def now(alias: str) -> datetime:
     """Read the one clock that decides what is due (CONTRACT 0)."""
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT {dialect_for(alias).now()}")
-        return from_microseconds(int(cursor.fetchone()[0]))
+    return from_microseconds(dialect_for(alias).instant(alias))

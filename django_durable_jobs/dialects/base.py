@@ -10,16 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from ..conf import settings
 from ..exceptions import LockTimeout, TransactionActive
-from ..transactions import in_callers_transaction
+from ..transactions import in_callers_transaction, joins_transaction
 from ._listening import Listener
 
 JOBS = "django_durable_jobs_job"
 ATTEMPTS = "django_durable_jobs_jobattempt"
 PAUSES = "django_durable_jobs_queuepause"
+CURSORS = "django_durable_jobs_schedulecursor"
 
 Row = tuple[Any, ...]
 Params = Sequence[Any] | Mapping[str, Any]
@@ -87,6 +88,12 @@ class Dialect(abc.ABC):
     @abc.abstractmethod
     def now(self) -> str:
         """Give an SQL expression for the instant, in microseconds since 1970 UTC."""
+
+    def instant(self, alias: str) -> int:
+        """Read the clock that decides, in microseconds since 1970 UTC."""
+        with connections[alias].cursor() as cursor:
+            cursor.execute(f"SELECT {self.now()}")
+            return int(cursor.fetchone()[0])
 
     @abc.abstractmethod
     def own(self, alias: str, *, lock_timeout: float | None = None) -> Any:
@@ -207,6 +214,12 @@ class Dialect(abc.ABC):
     def is_transient(self, error: BaseException) -> bool:
         """Tell whether trying again may help: lost connection, deadlock, serialization, busy."""
 
+    def may_pass(self, error: BaseException) -> bool:
+        """Tell what is waited out: what is transient, and our own ``LockTimeout``."""
+        if isinstance(error, LockTimeout):
+            return True
+        return isinstance(error, DatabaseError | InterfaceError) and self.is_transient(error)
+
     @abc.abstractmethod
     def is_conflict(self, error: BaseException) -> bool:
         """Tell a deadlock's victim or a serialization failure."""
@@ -238,6 +251,15 @@ class Dialect(abc.ABC):
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**number))  # noqa: S311 (only jitter)
         raise AssertionError("unreachable")
+
+    def joined(self, alias: str, work: Callable[[], T]) -> T:
+        """Run work in the open transaction; where none is, in one of our own, retried."""
+
+        def alone() -> T:
+            with self.own(alias):
+                return work()
+
+        return work() if joins_transaction(connections[alias]) else self.retried(alone)
 
 
 def assignments(values: Mapping[str, str]) -> str:

@@ -90,12 +90,20 @@ class Migration(migrations.Migration):
                 ("last_minute", django_durable_jobs.fields.InstantField()),
                 ("next_minute", django_durable_jobs.fields.InstantField(blank=True, null=True)),
                 ("paused", models.BooleanField(default=False)),
+                ("problem", models.TextField(blank=True, null=True)),
                 ("updated_at", django_durable_jobs.fields.InstantField()),
             ],
             options={
                 "verbose_name": "schedule",
                 "verbose_name_plural": "schedules",
+                "permissions": [
+                    ("pause_schedule", "Can pause and resume a schedule"),
+                    ("run_schedule", "Can run a schedule now"),
+                ],
                 "default_permissions": ("view",),
+                "indexes": [
+                    models.Index(fields=["paused", "next_minute"], name="durable_cursor_due")
+                ],
             },
         ),
         migrations.CreateModel(

@@ -4,6 +4,7 @@ from .attempts import HeldAttempt, claim, expire_lease, run_attempt
 from .clock import FakeClock
 from .contexts import TestContext, context
 from .draining import drain
+from .scheduling import run_schedules
 from .staged import assert_staged, capture_staged, refute_staged
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "expire_lease",
     "refute_staged",
     "run_attempt",
+    "run_schedules",
 ]

@@ -17,7 +17,6 @@ from ..dialects.base import JOBS, TRIES
 from ..doors import HOLDS_KEY
 from ..exceptions import AttemptsExhausted, InvalidTransition
 from ..models import Job
-from ..transactions import joins_transaction
 
 T = TypeVar("T")
 # No move decides by these, they may be big, and on SQLite undecodable text would fail the read.
@@ -39,16 +38,7 @@ def alias_of(job: Job) -> str:
 def operator_move(job: Job, work: Callable[[str, Job, int], T]) -> T:
     """Run ``work(alias, row, now)`` with the job's row locked, and refresh the given object."""
     alias = alias_of(job)
-    dialect = dialect_for(alias)
-    if joins_transaction(connections[alias]):
-        result = _locked(alias, job, work)
-    else:
-
-        def alone() -> T:
-            with dialect.own(alias):
-                return _locked(alias, job, work)
-
-        result = dialect.retried(alone)
+    result = dialect_for(alias).joined(alias, lambda: _locked(alias, job, work))
     job.refresh_from_db(using=alias)
     if job.status == states.QUEUED:
         announce(alias, [job.queue])

@@ -10,8 +10,6 @@ import socket
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from django.db import connections
-
 from ..dialects import dialect_for
 from ..dialects.base import Lane
 from ..instants import from_microseconds, seconds_to_microseconds
@@ -48,7 +46,7 @@ def register(
     capabilities: Collection[Capability],
 ) -> int:
     """Add this process's row and give its key; forget rows that have long gone silent."""
-    now = _now(alias)
+    now = dialect_for(alias).instant(alias)
     gone = from_microseconds(now - seconds_to_microseconds(20 * LIVE_SECONDS))
     workers = LiveWorker.objects.using(alias)
     with dialect_for(alias).own(alias):
@@ -80,7 +78,8 @@ def deregister(alias: str, key: int) -> None:
 
 def live_capabilities(alias: str) -> list[Served]:
     """Give what the live workers serve."""
-    since = from_microseconds(_now(alias) - seconds_to_microseconds(LIVE_SECONDS))
+    now = dialect_for(alias).instant(alias)
+    since = from_microseconds(now - seconds_to_microseconds(LIVE_SECONDS))
     return [
         Served(
             queues=None if worker.queues is None else frozenset(worker.queues),
@@ -89,9 +88,3 @@ def live_capabilities(alias: str) -> list[Served]:
         )
         for worker in LiveWorker.objects.using(alias).filter(last_seen_at__gt=since)
     ]
-
-
-def _now(alias: str) -> int:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(f"SELECT {dialect_for(alias).now()}")
-        return int(cursor.fetchone()[0])

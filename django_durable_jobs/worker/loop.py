@@ -31,6 +31,7 @@ from .options import WorkerOptions
 from .overdue import HardLimit
 from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
+from .scheduling import Scheduling
 from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
 from .supervised import Loop, backoff, is_transient
@@ -112,6 +113,8 @@ class Worker:
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
             )
+        if options.fires_schedules:
+            self._loops.append(self._schedules_loop())
         if not options.until_idle and settings.NOTIFY:
             self._listen()
 
@@ -121,8 +124,12 @@ class Worker:
             wake_up = WakeUp(listener, self._serving, self._hear)
             self._loops.append(Loop("listen", self._alias, wake_up.step, interval=lambda: 0))
 
+    def _schedules_loop(self) -> Loop:
+        scheduling = Scheduling(self._alias, fired=self._nudge, is_stopping=lambda: self._stopping)
+        return Loop("schedules", self._alias, scheduling.step, interval=scheduling.interval)
+
     def stop(self) -> None:
-        """Claim nothing more and let the handlers finish (CONTRACT 4.7)."""
+        """Claim and schedule nothing more and let the handlers finish (CONTRACT 4.7)."""
         self._stopping = True
         self._nudge()
 

@@ -20,6 +20,7 @@ from ..exceptions import InvalidSubmission
 from ..handlers import registry
 from ..payloads import check_text
 from ..policies import lease_problems
+from ..schedules.declaration import registry as schedules
 
 
 class InvalidOptions(Exception):
@@ -43,10 +44,16 @@ class WorkerOptions:
     drain: bool = False
     once: bool = False
     max_jobs: int | None = None
+    schedules: bool = True
 
     @property
     def until_idle(self) -> bool:
         return self.drain or self.once
+
+    @property
+    def fires_schedules(self) -> bool:
+        """Whether a schedule is declared, and this is a worker that stays."""
+        return self.schedules and not self.until_idle and bool(schedules.all())
 
 
 def build_options(
@@ -60,10 +67,11 @@ def build_options(
     drain: bool = False,
     once: bool = False,
     max_jobs: int | None = None,
+    no_schedules: bool = False,
 ) -> WorkerOptions:
     """Check options and settings; raise ``InvalidOptions`` with one sentence."""
-    # Handlers are judged by settings, so only by good ones.
-    for problem in conf.problems() or registry.problems():
+    # Handlers are judged by settings, so only by good ones, and schedules by good handlers.
+    for problem in conf.problems() or registry.problems() or schedules.problems():
         raise InvalidOptions(problem)
     if drain and once:
         raise InvalidOptions("give --drain or --once, not both.")
@@ -83,6 +91,7 @@ def build_options(
         drain=drain,
         once=once,
         max_jobs=None if max_jobs is None else _whole("--max-jobs", max_jobs, 1, 2**63 - 1),
+        schedules=not no_schedules,
     )
     if options.queues is not None and not set(options.queues) - set(options.excluded_queues):
         raise InvalidOptions("--exclude-queues leaves no queue of --queues: name one to serve.")

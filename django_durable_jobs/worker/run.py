@@ -11,7 +11,9 @@ from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
 from ..dialects.base import refuse_open_transaction
-from ..exceptions import TransactionActive
+from ..exceptions import InvalidSchedule, TransactionActive
+from ..schedules.cursors import require_adopted
+from ..schedules.declaration import registry as schedules
 from ..transactions import in_test_wrapper
 from .connections import clean, close_before_fork
 from .loop import Worker
@@ -29,10 +31,13 @@ def run_worker(
 ) -> int:
     """Run until the end and give the exit code.
 
-    Raises ``InvalidOptions`` inside an open transaction and ``MigrationsMissing``.
+    Raises ``InvalidOptions`` inside an open transaction or for a schedule whose cron is
+    another than the stored one (CONTRACT 5.3), and ``MigrationsMissing``.
     """
     _refuse_transaction(options.alias)
     _when_database_answers(options.alias, lambda: _require_migrations(options.alias))
+    if options.schedules:
+        _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
     started(options)
     if options.until_idle or options.processes == 0:
         return _work(options, owns_process=owns_process)
@@ -90,3 +95,10 @@ def _require_migrations(alias: str) -> None:
             f'database "{alias}" lacks {", ".join(missing)} of {APP}:'
             f" run manage.py migrate --database {alias}."
         )
+
+
+def _require_adopted(alias: str) -> None:
+    try:
+        require_adopted(alias, schedules.all())
+    except InvalidSchedule as error:
+        raise InvalidOptions(str(error)) from None

@@ -8,10 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from django.db import DatabaseError, InterfaceError
-
 from ..dialects import dialect_for
-from ..exceptions import LockTimeout
 from . import connections
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -21,11 +18,7 @@ BACKOFF_MAX_SECONDS = 5.0
 
 def is_transient(alias: str, error: BaseException) -> bool:
     """Tell what a worker waits out: lost connections, deadlocks, locks, a busy database."""
-    if isinstance(error, LockTimeout):
-        return True
-    return isinstance(error, DatabaseError | InterfaceError) and dialect_for(alias).is_transient(
-        error
-    )
+    return dialect_for(alias).may_pass(error)
 
 
 def backoff(failures: int) -> float:

@@ -7,6 +7,7 @@ begun, and waits until it may go on (``tests.worker.support.Gate``).
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import time
 import warnings
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from django.db import connection, transaction
 
-from django_durable_jobs import FinishEvent, JobContext, job
+from django_durable_jobs import FinishEvent, JobContext, job, schedule
 
 
 @dataclass
@@ -40,6 +41,10 @@ class Gate:
 
     def is_open(self) -> bool:
         return Path(self.folder, f"{self.name}.go").exists()
+
+
+@job("testapp.nothing")
+def nothing(ctx: JobContext) -> None: ...
 
 
 @job("testapp.line")
@@ -140,3 +145,8 @@ def holding(ctx: JobContext, payload: Gate) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         gated(ctx, payload)
+
+
+# What a process that a test starts declares: the arguments of ``schedule()``, as JSON.
+for _declared in json.loads(os.environ.get("TEST_SCHEDULES", "[]")):
+    schedule(**_declared)

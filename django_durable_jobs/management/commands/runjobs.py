@@ -35,6 +35,7 @@ class Command(BaseCommand):
         parser.add_argument("--name", help="The worker's name, as attempts record it.")
         parser.add_argument("--database", help="The alias of the jobs' database.")
         parser.add_argument("--max-jobs", type=int, help="End after so many jobs.")
+        parser.add_argument("--no-schedules", action="store_true", help="Fire no schedules.")
         parser.add_argument(
             "--drain", action="store_true", help="End once nothing that it may run is due."
         )
@@ -69,6 +70,7 @@ class Command(BaseCommand):
             drain=options["drain"],
             once=options["once"],
             max_jobs=options["max_jobs"],
+            no_schedules=options["no_schedules"],
         )
         verbosity = options["verbosity"]
         return run_worker(

@@ -4,7 +4,7 @@ from django.core.mail import send_mail
 from django.db import transaction
 from django.db.models import F
 
-from django_durable_jobs import JobContext, ModelId, job
+from django_durable_jobs import JobContext, ModelId, job, schedule
 
 from .models import Account, Order, Product
 
@@ -37,6 +37,15 @@ async def remind(ctx: JobContext, payload: Confirm) -> bool:
     order = await Order.objects.aget(reference=payload.reference)
     await ctx.aprogress(0.5, "found")
     return order.confirmed
+
+
+@job("orders.remind_all")
+def remind_all(ctx: JobContext) -> None:
+    for order in Order.objects.filter(confirmed=False):
+        send_mail("Reminder", f"Order {order} waits.", None, [order.email])
+
+
+schedule("reminders", "30 9 * * mon-fri", remind_all, timezone="Europe/Paris")
 
 
 @job("orders.deposit")

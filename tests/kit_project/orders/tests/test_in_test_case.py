@@ -19,6 +19,7 @@ from django_durable_jobs.testing import (
     expire_lease,
     refute_staged,
     run_attempt,
+    run_schedules,
 )
 from orders.jobs import (
     Catalogue,
@@ -104,6 +105,14 @@ class ConfirmTests(TestCase):
         self.clock.advance(timedelta(days=7))
         [attempt] = drain()
         self.assertIs(attempt.job.result, True)
+
+    def test_reminders_go_out_on_monday_morning(self):
+        run_schedules()  # the first time: the current minute counts as processed
+        self.clock.advance(timedelta(days=1))
+        [job] = run_schedules()
+        self.assertEqual(job.scheduled_for, datetime(2026, 3, 2, 8, 30, tzinfo=UTC))
+        run_attempt(job)
+        self.assertEqual([one.subject for one in mail.outbox], ["Reminder"])
 
     def test_one_job_alone(self):
         attempt = run_attempt(Job.objects.get(job_id="confirm-A-1"))

@@ -1,0 +1,52 @@
+"""``manage.py jobs``: look at jobs and schedules, and make an operator's moves."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, no_translations
+from django.core.serializers.json import DjangoJSONEncoder
+from django.db import connections
+
+from ... import conf
+from ...exceptions import DurableJobsError
+from ..jobs import SUBCOMMANDS
+
+
+class Command(BaseCommand):
+    help = "Look at durable jobs and schedules, and operate them."
+    # What is wrong with the settings is told in one sentence.
+    requires_system_checks: list[str] = []
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        chosen = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
+        for one in SUBCOMMANDS:
+            made = chosen.add_parser(one.name, help=one.help, description=one.help)
+            made.add_argument("--json", action="store_true", help="Print JSON.")
+            made.add_argument("--database", help="The alias of the jobs' database.")
+            one.arguments(made)
+
+    @no_translations
+    def handle(self, *args: Any, **options: Any) -> None:
+        chosen = next(one for one in SUBCOMMANDS if one.name == options["subcommand"])
+        try:
+            answer = chosen.run(_alias(options["database"]), options)
+        except DurableJobsError as error:
+            raise CommandError(str(error)) from error
+        if options["json"]:
+            self.stdout.write(json.dumps(answer, cls=DjangoJSONEncoder, indent=2))
+            return
+        for line in chosen.lines(answer):
+            self.stdout.write(line)
+
+
+def _alias(database: str | None) -> str:
+    for problem in conf.problems():
+        raise CommandError(problem)
+    alias: str = conf.settings.DATABASE if database is None else database
+    if alias not in connections.databases:
+        known = ", ".join(sorted(connections.databases))
+        raise CommandError(f'--database "{alias}" is not in DATABASES: use one of {known}.')
+    return alias

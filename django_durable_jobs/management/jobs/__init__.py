@@ -1,0 +1,14 @@
+"""The subcommands of ``manage.py jobs``, one module for each group of them.
+
+A subcommand is a ``Subcommand``: it parses, calls inward, and gives one value that is shown as
+lines of text or, with ``--json``, as it is.
+"""
+
+from __future__ import annotations
+
+from .base import Subcommand
+from .schedules import SUBCOMMANDS as SCHEDULES
+
+SUBCOMMANDS: tuple[Subcommand, ...] = SCHEDULES
+
+__all__ = ["SUBCOMMANDS", "Subcommand"]

@@ -1,0 +1,50 @@
+"""What the subcommands of ``manage.py jobs`` share."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+Options = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """One subcommand: its arguments, what it does, and how that reads.
+
+    ``run(alias, options)`` gives a value that JSON can hold, datetimes included; ``lines``
+    makes the text of it. An error of this package is told in its one sentence.
+    """
+
+    name: str
+    help: str
+    run: Callable[[str, Options], Any]
+    lines: Callable[[Any], Iterable[str]]
+    arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+
+
+def operator() -> str:
+    """Give who is at the keyboard, for the record of what operators do."""
+    try:
+        return f"{getpass.getuser()} (manage.py)"
+    except (OSError, KeyError, ImportError):
+        # No name belongs to the number that the process runs under.
+        return "manage.py"
+
+
+def shown(instant: datetime | None) -> str:
+    """Show an instant in UTC, to the minute."""
+    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
+
+
+def table(rows: list[list[str]]) -> list[str]:
+    """Lay rows out in columns; the first one is the head."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

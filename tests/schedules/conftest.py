@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from django_durable_jobs import JobContext, job
+from django_durable_jobs.handlers import registry as handlers
+from django_durable_jobs.schedules.declaration import registry
+
+
+@pytest.fixture(autouse=True)
+def own_declarations() -> Iterator[None]:
+    """What a test declares is forgotten afterwards, and nothing else is declared meanwhile."""
+    with handlers.temporary(), registry.temporary():
+        for known in registry.all():
+            registry.remove(known.name)
+        yield
+
+
+@pytest.fixture
+def tick() -> Any:
+    """A handler that a schedule may name."""
+
+    @job("tests.tick")
+    def tick(ctx: JobContext) -> None: ...
+
+    return tick

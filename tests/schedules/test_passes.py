@@ -1,0 +1,752 @@
+"""The scheduling pass: each due minute once, in one transaction with its cursor (5.2, 5.4)."""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import DatabaseError, OperationalError, connection, transaction
+from django.test.utils import CaptureQueriesContext
+
+from django_durable_jobs import (
+    InvalidSchedule,
+    InvalidSubmission,
+    JobContext,
+    TransactionActive,
+    job,
+    schedule,
+    unschedule,
+)
+from django_durable_jobs.dialects import dialect_for
+from django_durable_jobs.models import Job, OperatorAction, ScheduleCursor
+from django_durable_jobs.schedules import cursors, passes
+from django_durable_jobs.schedules.declaration import registry
+from django_durable_jobs.schedules.passes import Scheduler, fire
+from django_durable_jobs.schedules.stepping import Timetable
+from django_durable_jobs.testing import FakeClock, drain, run_schedules
+from tests.races.paused import paused
+from tests.racing import held, racing, together
+from tests.transitions.poison import poisoned
+
+from .oracle import MINUTE, utc
+
+START = utc("2026-03-01T12:00")
+HOUR = timedelta(hours=1)
+
+
+def minutes(jobs: list[Job]) -> list[datetime | None]:
+    return [one.scheduled_for for one in jobs]
+
+
+def every(count: int, *, after: datetime = START) -> list[datetime]:
+    return [after + n * MINUTE for n in range(1, count + 1)]
+
+
+def cursor(name: str = "tick") -> ScheduleCursor:
+    found: ScheduleCursor = ScheduleCursor.objects.get(name=name)
+    return found
+
+
+def stored(name: str = "tick") -> list[datetime | None]:
+    return minutes(list(Job.objects.filter(schedule=name).order_by("id")))
+
+
+@pytest.fixture
+def clock() -> Any:
+    with FakeClock(START) as clock:
+        yield clock
+
+
+# Firing ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_the_first_that_can_fire_is_the_minute_after_the_activation(
+    tick: Any, clock: FakeClock
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    clock.advance(30)
+    assert run_schedules() == []
+    assert (cursor().last_minute, cursor().next_minute) == (START, START + MINUTE)
+    clock.advance(29.999999)
+    assert run_schedules() == []
+    clock.advance(timedelta(microseconds=1))
+    [fired] = run_schedules()
+    assert (fired.schedule, fired.scheduled_for, fired.status) == ("tick", START + MINUTE, "queued")
+    assert (fired.run_at, fired.initial_run_at, fired.newly_created) == (clock.now, None, True)
+    assert run_schedules() == []
+    assert (cursor().last_minute, cursor().next_minute) == (START + MINUTE, START + 2 * MINUTE)
+    assert cursor().updated_at == clock.now
+
+
+@pytest.mark.django_db
+def test_the_handler_sees_its_minute(clock: FakeClock) -> None:
+    seen = []
+
+    @job("tests.seeing")
+    def seeing(ctx: JobContext, payload: dict[str, int]) -> None:
+        seen.append((ctx.scheduled_for, payload, ctx.queue, ctx.scope, ctx.max_attempts))
+
+    options = {"queue": "reports", "scope": "tenant", "max_attempts": 9, "priority": 4}
+    schedule("tick", "*/2 * * * *", seeing, {"a": 1}, **options)
+    run_schedules()
+    clock.advance(4 * 60)
+    fired = run_schedules()
+    assert [one.priority for one in fired] == [4, 4]
+    drain()
+    expected = [START + 2 * MINUTE, START + 4 * MINUTE]
+    assert seen == [(minute, {"a": 1}, "reports", "tenant", 9) for minute in expected]
+
+
+@pytest.mark.django_db
+def test_nothing_due_is_one_query_and_no_write(tick: Any, clock: FakeClock) -> None:
+    for number in range(50):
+        schedule(f"tick {number}", f"{number} * * * *", tick)
+    run_schedules()
+    scheduler = Scheduler("default")
+    with CaptureQueriesContext(connection) as caught:
+        made = scheduler.run()
+    assert (made.jobs, made.more, made.seconds_left) == ([], False, 60)
+    [query] = caught.captured_queries
+    assert query["sql"].startswith("SELECT")
+    # Another start looks at each cursor, and finds nothing to write either.
+    before = list(ScheduleCursor.objects.values())
+    clock.advance(59)
+    with CaptureQueriesContext(connection) as caught:
+        assert run_schedules() == []
+    assert len(caught) == 3
+    assert all(query["sql"].startswith("SELECT") for query in caught.captured_queries)
+    assert list(ScheduleCursor.objects.values()) == before
+
+
+@pytest.mark.django_db
+def test_all_fires_every_missed_minute_so_many_in_a_pass(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("fifth", "*/5 * * * *", tick)
+    run_schedules()
+    clock.advance(600 * 60)
+    scheduler = Scheduler("default")
+    fired = []
+    for expected, more in ((256, True), (256, True), (88, False)):
+        made = scheduler.run()
+        fired += [one for one in made.jobs if one.schedule == "tick"]
+        assert (sum(one.schedule == "tick" for one in made.jobs), made.more) == (expected, more)
+    assert minutes(fired) == every(600) == stored()
+    # 256 minutes from the first due one, not 256 times.
+    assert stored("fifth") == every(600)[4::5]
+    assert cursor().last_minute == clock.now
+    assert scheduler.run().jobs == []
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # 12:01 to 13:00 are due at 13:00:30; 12:59 began 90 seconds before, 13:00 30 seconds.
+        ({"catch_up": "none"}, [60]),
+        ({"catch_up": "none", "grace": 29.999}, []),
+        ({"catch_up": "none", "grace": 30}, [60]),
+        ({"catch_up": "none", "grace": 89.999999}, [60]),
+        ({"catch_up": "none", "grace": timedelta(seconds=90)}, [59, 60]),
+        ({"catch_up": "latest"}, [59, 60]),
+        ({"catch_up": "latest", "grace": 29}, [60]),
+        ({"catch_up": "latest", "grace": 90}, [58, 59, 60]),
+        ({"catch_up": "latest", "grace": 1e6}, list(range(1, 61))),
+        ({"catch_up_limit": 3}, [57, 58, 59, 60]),
+        ({"catch_up_limit": 256}, list(range(1, 61))),
+        ({"catch_up": "all"}, list(range(1, 61))),
+    ],
+    ids=str,
+)
+def test_what_of_a_gap_fires(
+    tick: Any, clock: FakeClock, options: dict[str, Any], expected: list[int]
+) -> None:
+    schedule("tick", "* * * * *", tick, **options)
+    run_schedules()
+    clock.advance(HOUR + timedelta(seconds=30))
+    made = Scheduler("default").run()
+    assert minutes(made.jobs) == [START + n * MINUTE for n in expected]
+    assert (cursor().last_minute, made.more) == (START + HOUR, False)
+    assert cursor().next_minute == START + HOUR + MINUTE
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("catch_up", ["latest", "none"])
+def test_a_long_gap_is_crossed_in_one_pass_of_bounded_work(
+    tick: Any, clock: FakeClock, catch_up: str, monkeypatch: Any
+) -> None:
+    schedule("tick", "* * * * *", tick, catch_up=catch_up)
+    schedule("yearly", "0 0 1 1 *", tick, catch_up=catch_up)
+    run_schedules()
+    clock.advance(timedelta(days=3650))
+    steps = []
+    for name in ("_first_of", "_last_of"):
+        plain = getattr(Timetable, name)
+        monkeypatch.setattr(
+            Timetable,
+            name,
+            lambda self, day, minute, plain=plain: steps.append(day) or plain(self, day, minute),
+        )
+    made = Scheduler("default").run()
+    assert len(steps) < 1500, "days that were looked at, of 7,300 in the gap"
+    assert not made.more
+    now = clock.now
+    wanted = {"latest": [now - 2 * MINUTE], "none": []}[catch_up] + [now - MINUTE, now]
+    assert [one.scheduled_for for one in made.jobs if one.schedule == "tick"] == wanted
+    last_year = {"latest": [utc("2036-01-01T00:00")], "none": []}[catch_up]
+    assert [one.scheduled_for for one in made.jobs if one.schedule == "yearly"] == last_year
+    assert cursor("yearly").next_minute == utc("2037-01-01T00:00")
+
+
+@pytest.mark.django_db
+def test_the_clock_steps_back_and_forth(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("latest", "* * * * *", tick, catch_up="latest")
+    run_schedules()
+    clock.advance(10 * 60)
+    run_schedules()
+    assert stored() == every(10)
+    clock.advance(-2 * 60)
+    before = cursor()
+    for _ in range(2):
+        assert run_schedules() == []
+        clock.advance(60)
+    assert vars(cursor()) | {"_state": None} == vars(before) | {"_state": None}
+    clock.advance(60)
+    assert sorted(minutes(run_schedules())) == [START + 11 * MINUTE] * 2
+    clock.advance(HOUR)
+    run_schedules()
+    assert stored() == every(71)
+    # As in any gap: the last missed one, and what is not missed.
+    assert stored("latest") == [START + n * MINUTE for n in (8, 9, 10, 11, 69, 70, 71)]
+
+
+@pytest.mark.django_db
+def test_an_occurrence_that_is_there_is_passed_over(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(5 * 60)
+    run_schedules()
+    old = stored()
+    # The cursor says that nothing was fired, which no pass of ours can bring about.
+    ScheduleCursor.objects.update(last_minute=START, next_minute=START + MINUTE)
+    clock.advance(60)
+    assert minutes(run_schedules()) == [START + 6 * MINUTE]
+    assert stored() == [*old, START + 6 * MINUTE]
+    # After pruning it is the cursor that keeps it.
+    Job.objects.all().delete()
+    assert run_schedules() == []
+
+
+@pytest.mark.django_db
+def test_names_and_minutes_tell_occurrences_apart(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("Tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    assert sorted(one.schedule or "" for one in run_schedules()) == ["Tick", "tick"]
+
+
+@pytest.mark.django_db
+def test_a_schedule_that_never_comes_again_rests_without_an_error(tick: Any) -> None:
+    with FakeClock(utc("9999-12-27T20:00")) as clock:
+        schedule("tick", "* * * * *", tick)
+        run_schedules()
+        fired = 0
+        for _ in range(5):
+            clock.advance(60 * 60)
+            fired += len(run_schedules())
+        assert fired > 0
+        assert cursor().next_minute is None
+        assert Scheduler("default").run().jobs == []
+
+
+# The rules of zones, from the clock to the rows -----------------------------------------------
+
+
+@pytest.mark.django_db
+def test_a_change_of_zone_rules_is_noticed_at_a_start(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "0 14 * * *", tick)
+    run_schedules()
+    right = cursor().next_minute
+    # What was worked out by the rules of yesterday.
+    ScheduleCursor.objects.update(next_minute=START + 5 * HOUR)
+    scheduler = Scheduler("default")
+    cursors.activate("default", registry.all())
+    assert cursor().next_minute == right == START + 2 * HOUR
+    clock.advance(2 * HOUR)
+    assert minutes(scheduler.run().jobs) == [right]
+
+
+# One transaction -------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("broken", ["insert_new", "move"])
+def test_a_pass_that_is_rolled_back_leaves_the_cursor(
+    tick: Any, clock: FakeClock, monkeypatch: Any, broken: str
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    before = list(ScheduleCursor.objects.values("last_minute", "next_minute", "updated_at"))
+    clock.advance(3 * 60)
+    module: Any = passes if broken == "insert_new" else cursors
+    plain = getattr(module, broken)
+
+    def breaking(*arguments: Any) -> Any:
+        plain(*arguments)
+        raise OperationalError("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, broken, breaking)
+        assert run_schedules() == []
+    assert stored() == []
+    after = list(ScheduleCursor.objects.values("last_minute", "next_minute", "updated_at"))
+    assert after == before
+    assert minutes(run_schedules()) == every(3)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_database_refuses_the_insert_or_the_commit(tick: Any) -> None:
+    """The whole transaction goes; whichever statement it is that fails."""
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    ScheduleCursor.objects.update(last_minute=cursor().last_minute - 3 * MINUTE)
+    cursors.activate("default", registry.all())
+    before = cursor()
+    with paused(lambda: fire("default", registry.all()[0])) as first:
+        first.fail()
+    assert isinstance(first.racer.error(), DatabaseError)
+    assert stored() == []
+    assert cursor().last_minute == before.last_minute
+    assert len(run_schedules()) >= 3
+
+
+# Trouble ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_broken_schedule_delays_no_other(
+    tick: Any, clock: FakeClock, caplog: pytest.LogCaptureFixture, monkeypatch: Any
+) -> None:
+    """It is put aside, marked, told once and counted; then it fires what it owes."""
+    for number in range(10):
+        schedule(f"a {number}", "* * * * *", tick)
+    # The oldest of all, so that it stands first in each pass.
+    schedule("broken", "* * * * *", tick)
+    run_schedules()
+    ScheduleCursor.objects.filter(name="broken").update(
+        last_minute=START - MINUTE, next_minute=START
+    )
+    monkeypatch.setattr(passes, "LONGEST_REST_SECONDS", 0.0)
+    scheduler = Scheduler("default")
+    with poisoned(["'broken'"], column="schedule"), caplog.at_level(logging.INFO):
+        for _ in range(3):
+            clock.advance(60)
+            assert len(scheduler.run().jobs) == 10
+    assert scheduler.failures == 3
+    told = [one for one in caplog.records if "broken cannot fire" in one.getMessage()]
+    assert len(told) == 1 and told[0].exc_info
+    assert (cursor("broken").problem or "").endswith("Error")
+    assert stored("broken") == []
+    with caplog.at_level(logging.INFO):
+        made = scheduler.run()
+    assert minutes(made.jobs) == [START, *every(3)]
+    assert cursor("broken").problem is None
+    assert "broken fires again, after 3 failures" in caplog.text
+
+
+@pytest.mark.django_db
+def test_a_broken_schedule_rests_longer_each_time(
+    tick: Any, clock: FakeClock, monkeypatch: Any
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(passes.time, "monotonic", lambda: now)
+    tries = []
+
+    def breaking(alias: str, declared: Any) -> Any:
+        tries.append(now)
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(passes, "fire", breaking)
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    scheduler = Scheduler("default")
+    for _ in range(4000):
+        scheduler.run()
+        now += 0.125
+    rests = [later - earlier for earlier, later in zip(tries, tries[1:], strict=False)]
+    assert rests[:7] == [1, 2, 4, 8, 16, 32, 60]
+    assert set(rests[7:]) == {60}
+    assert scheduler.failures == len(tries)
+
+
+@pytest.mark.django_db
+def test_a_request_that_is_refused_at_run_time_is_marked_with_the_reason(
+    tick: Any, clock: FakeClock
+) -> None:
+    refused = False
+
+    def key(payload: Any) -> str | None:
+        if refused:
+            raise InvalidSubmission("no")
+        return "k"
+
+    @job("tests.keyed", concurrency=1, concurrency_key=key)
+    def keyed(ctx: JobContext, payload: dict[str, str]) -> None: ...
+
+    schedule("keyed", "* * * * *", keyed, {"secret": "s3cr3t"})
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    refused = True
+    clock.advance(60)
+    assert [one.schedule for one in Scheduler("default").run().jobs] == ["tick"]
+    problem = cursor("keyed").problem or ""
+    assert problem.startswith("InvalidSubmission: The concurrency_key function of tests.keyed")
+    assert "s3cr3t" not in problem
+    # A worker would not start with it, so run_schedules() does not either.
+    with pytest.raises(InvalidSchedule, match="keyed"):
+        run_schedules()
+
+
+@pytest.mark.django_db
+def test_a_database_that_serves_nobody_ends_the_pass(
+    tick: Any, clock: FakeClock, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(10):
+        schedule(f"tick {number}", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    tries = []
+
+    def away(alias: str, declared: Any) -> Any:
+        tries.append(declared.name)
+        raise OperationalError("server closed the connection")
+
+    monkeypatch.setattr(passes.dialect_for("default").__class__, "is_transient", lambda *_: True)
+    monkeypatch.setattr(passes, "fire", away)
+    scheduler = Scheduler("default")
+    with pytest.raises(OperationalError):
+        scheduler.run()
+    assert len(tries) == 3
+    # Those rest, and the next pass comes to the others: one that always fails hides none.
+    with pytest.raises(OperationalError):
+        scheduler.run()
+    assert len(set(tries)) == 6
+    monkeypatch.setattr(passes, "LONGEST_REST_SECONDS", 0.0)
+    for _ in range(3):
+        with pytest.raises(OperationalError):
+            scheduler.run()
+    told = [one.getMessage() for one in caplog.records if "waits" in one.getMessage()]
+    assert len(told) == len(set(told)) == len(set(tries)) < len(tries)
+    assert not ScheduleCursor.objects.exclude(problem=None).exists()
+
+
+@pytest.mark.django_db
+def test_faults_of_ours_end_no_pass_and_a_stop_does(
+    tick: Any, clock: FakeClock, monkeypatch: Any
+) -> None:
+    for number in range(10):
+        schedule(f"tick {number}", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    tries: list[str] = []
+
+    def breaking(alias: str, declared: Any) -> Any:
+        tries.append(declared.name)
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(passes, "fire", breaking)
+    assert Scheduler("default").run().jobs == []
+    assert len(tries) == 10
+    Scheduler("default", is_stopping=lambda: len(tries) == 14).run()
+    assert len(tries) == 14
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_dropped_connection_costs_one_try(
+    tick: Any, clock: FakeClock, is_postgres: bool, monkeypatch: Any
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("zzz", "* * * * *", tick)
+    run_schedules()
+    clock.advance(2 * 60)
+    plain = cursors.move
+
+    def dropping(*arguments: Any) -> None:
+        monkeypatch.setattr(cursors, "move", plain)
+        _drop_connection(is_postgres)
+        plain(*arguments)
+
+    monkeypatch.setattr(cursors, "move", dropping)
+    monkeypatch.setattr(passes, "LONGEST_REST_SECONDS", 0.0)
+    scheduler = Scheduler("default")
+    assert [one.schedule for one in scheduler.run().jobs] == ["zzz", "zzz"]
+    assert [one.schedule for one in scheduler.run().jobs] == ["tick", "tick"]
+    assert stored() == stored("zzz") == every(2)
+
+
+def _drop_connection(is_postgres: bool) -> None:
+    if not is_postgres:
+        connection.connection.close()
+        return
+    pid = connection.connection.info.backend_pid
+    from tests.racing import observer
+
+    with observer() as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", [pid])
+
+
+# Two schedulers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db(transaction=True)
+def test_what_another_holds_is_skipped_and_fired_once(
+    tick: Any, clock: FakeClock, is_postgres: bool
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(3 * 60)
+    with paused(lambda: Scheduler("default").run().jobs) as first:
+        with racing(lambda: Scheduler("default").run().jobs) as [second]:
+            if is_postgres:
+                # It passes over the locked cursor at once.
+                assert second.result() == []
+            else:
+                second.wait_until_blocked()
+            fired = first.go_on()
+        assert second.result() == []
+    assert minutes(fired) == every(3) == stored()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_operators_lock_on_one_schedule_holds_up_no_other(
+    tick: Any, clock: FakeClock, is_postgres: bool, settings: Any, caplog: Any
+) -> None:
+    settings.DURABLE_JOBS = {"LOCK_TIMEOUT_SECONDS": 0.2}
+    for name in ("a", "tick", "z"):
+        schedule(name, "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+
+    def lock() -> None:
+        ScheduleCursor.objects.filter(name="tick").update(problem=None)
+
+    with held(lock) as other:
+        if is_postgres:
+            fired = Scheduler("default").run().jobs
+            assert [one.schedule for one in fired] == ["a", "z"]
+            assert "waits" not in caplog.text
+        else:
+            # One writer: nobody is served, for a bounded time.
+            with pytest.raises(Exception, match="held a lock longer"):
+                Scheduler("default").run()
+        other.commit()
+    Scheduler("default").run()
+    assert stored() == stored("a") == stored("z") == every(1)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_lock_on_one_occurrence_holds_up_no_other_schedule(
+    tick: Any, clock: FakeClock, is_postgres: bool, settings: Any
+) -> None:
+    if not is_postgres:
+        pytest.skip("SQLite has one lock, for the whole database")
+    settings.DURABLE_JOBS = {"LOCK_TIMEOUT_SECONDS": 0.2}
+    declared = [schedule(name, "* * * * *", tick) for name in ("a", "b", "c", "d", "z")]
+    run_schedules()
+    clock.advance(60)
+
+    def same_minute() -> None:
+        for one in declared[:4]:
+            made = passes._occurrences(one, (int(START.timestamp()) // 60 + 1,))
+            passes.insert_new("default", made)
+
+    with held(same_minute) as other:
+        scheduler = Scheduler("default")
+        with pytest.raises(Exception, match="held a lock longer"):
+            scheduler.run()
+        # Those that waited rest, and the pass comes to the one behind them.
+        assert [one.schedule for one in scheduler.run().jobs] == ["z"]
+        other.rollback()
+    assert len(Scheduler("default").run().jobs) == 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_schedulers_at_once_fire_each_minute_once(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("other", "*/3 * * * *", tick)
+    run_schedules()
+    for _ in range(4):
+        clock.advance(10 * 60)
+        racers = together(lambda _: Scheduler("default").run().jobs, 4)
+        assert all(racer.error() is None for racer in racers)
+    Scheduler("default").run()
+    assert stored() == every(40)
+    assert stored("other") == every(40)[2::3]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("change", ["nothing", "advanced", "paused", "never again"])
+def test_the_lock_is_followed_by_another_look(tick: Any, clock: FakeClock, change: str) -> None:
+    """What was due when it was looked at may be fired, paused or over once it is locked."""
+    declared = schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    assert len(cursors.due("default")[1]) == 1
+    if change == "advanced":
+        run_schedules()
+    elif change == "paused":
+        ScheduleCursor.objects.update(paused=True)
+    elif change == "never again":
+        ScheduleCursor.objects.update(next_minute=None)
+    before = list(ScheduleCursor.objects.values())
+    clock.advance(1)
+    jobs, more = fire("default", declared)
+    assert (len(jobs), more) == (1 if change == "nothing" else 0, False)
+    assert (list(ScheduleCursor.objects.values()) == before) == (change != "nothing")
+
+
+@pytest.mark.django_db
+def test_a_start_writes_over_no_pass_that_came_in_between(tick: Any, clock: FakeClock) -> None:
+    declared = schedule("tick", "* * * * *", tick)
+    run_schedules()
+    read = cursor()
+    read.next_minute = None
+    clock.advance(60)
+    run_schedules()
+    after = cursor().next_minute
+    cursors._recompute("default", declared, read)
+    assert cursor().next_minute == after
+
+
+@pytest.mark.django_db(transaction=True)
+def test_two_first_activations_make_one_cursor(tick: Any) -> None:
+    with FakeClock(START):
+        schedule("tick", "* * * * *", tick)
+        schedule("other", "* * * * *", tick)
+        racers = together(lambda _: cursors.activate("default", registry.all()), 4)
+        assert [racer.error() for racer in racers] == [None] * 4
+        assert ScheduleCursor.objects.count() == 2
+
+
+# Versions ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_another_cron_stops_the_start_and_names_the_command(tick: Any, clock: FakeClock) -> None:
+    schedule("it's mine", "* * * * *", tick)
+    run_schedules()
+    unschedule("it's mine")
+    schedule("it's mine", "*/2 * * * *", tick, timezone="Europe/Paris")
+    with pytest.raises(InvalidSchedule) as caught:
+        run_schedules()
+    said = str(caught.value)
+    assert "manage.py jobs adopt-schedule 'it'\"'\"'s mine'" in said
+    assert '"*/2 * * * *" in Europe/Paris' in said
+
+
+@pytest.mark.django_db
+def test_only_the_meaning_of_the_cron_is_fingerprinted(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    unschedule("tick")
+    schedule(
+        "tick", "*/1 0-23 * 1-12 *", tick, catch_up="latest", grace=5, queue="q", description="d"
+    )
+    clock.advance(60)
+    assert [one.queue for one in run_schedules()] == ["q"]
+
+
+@pytest.mark.django_db
+def test_an_older_process_leaves_what_was_adopted_and_says_so_once(
+    tick: Any, clock: FakeClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("other", "* * * * *", tick)
+    run_schedules()
+    old = Scheduler("default")
+    ScheduleCursor.objects.filter(name="tick").update(fingerprint="f" * 64)
+    before = cursor()
+    for _ in range(3):
+        clock.advance(60)
+        assert [one.schedule for one in old.run().jobs] == ["other"]
+    # Adopted again, by a third one.
+    ScheduleCursor.objects.filter(name="tick").update(fingerprint="e" * 64)
+    old.run()
+    told = [one for one in caplog.records if "another cron" in one.getMessage()]
+    assert len(told) == 2
+    # Not even a start of the old code rewrites it (a race with the check before it).
+    ScheduleCursor.objects.filter(name="tick").update(next_minute=START)
+    cursors.activate("default", registry.all())
+    assert (cursor().last_minute, cursor().next_minute) == (before.last_minute, START)
+    assert fire("default", registry.get("tick")) == ([], False)  # type: ignore[arg-type]
+
+
+@pytest.mark.django_db
+def test_a_cursor_that_nobody_declares_is_left_alone(tick: Any, clock: FakeClock) -> None:
+    schedule("tick", "* * * * *", tick)
+    schedule("gone", "* * * * *", tick)
+    run_schedules()
+    unschedule("gone")
+    clock.advance(60)
+    assert [one.schedule for one in run_schedules()] == ["tick"]
+    assert cursor("gone").last_minute == START
+
+
+# In tests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.django_db
+def test_it_refuses_inside_the_tests_own_transaction(tick: Any) -> None:
+    schedule("tick", "* * * * *", tick)
+    with transaction.atomic(), pytest.raises(TransactionActive):
+        run_schedules()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_it_works_in_a_transaction_test_case_and_drain_fires_nothing(
+    tick: Any, clock: FakeClock
+) -> None:
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    assert drain() == []
+    assert len(run_schedules(using="default")) == 1
+    assert [one.status for one in drain()] == ["succeeded"]
+    assert not connection.in_atomic_block
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workers_are_told_once_it_is_committed(
+    tick: Any, clock: FakeClock, monkeypatch: Any, is_postgres: bool
+) -> None:
+    if not is_postgres:
+        pytest.skip("on SQLite workers look at the file, and nothing is announced")
+    told = []
+
+    def announce(alias: str, queues: Any) -> None:
+        told.append((sorted(queues), connection.in_atomic_block, len(stored())))
+
+    schedule("tick", "* * * * *", tick, queue="news")
+    run_schedules()
+    clock.advance(3 * 60)
+    monkeypatch.setattr(dialect_for("default"), "announce", announce)
+    run_schedules()
+    assert told == [(["news"], False, 3)]
+
+
+@pytest.mark.django_db
+def test_the_deciding_clock_is_the_one_of_the_database(tick: Any) -> None:
+    """Without a FakeClock: on PostgreSQL the server's, read in the pass itself."""
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    now = dialect_for("default").instant("default")
+    minute = cursor().last_minute
+    assert 0 <= now - minute.timestamp() * 1_000_000 < 120_000_000
+    ScheduleCursor.objects.update(last_minute=minute - 2 * MINUTE)
+    assert minutes(run_schedules())[:2] == [minute - MINUTE, minute]
+    assert not OperatorAction.objects.exists()
