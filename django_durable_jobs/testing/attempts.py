@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Any
 
 from .. import states
 from ..exceptions import InvalidTransition
@@ -22,6 +24,7 @@ from .calling import TestCall, left_clean
 
 # The longest lease that settings allow, so that every legal timeout also runs on SQLite.
 LEASE_SECONDS = 7200
+_PLAINLY: AbstractContextManager[Any] = nullcontext()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +91,11 @@ def claim(job: Job) -> HeldAttempt:
     raise InvalidTransition(f"cannot claim job {job.job_id}: {why}")
 
 
+def run_within(attempt: HeldAttempt, within: AbstractContextManager[Any]) -> None:
+    """Run a held attempt, ``within`` being entered around its handler and around its end."""
+    run_claimed(attempt._alias, attempt._claimed, attempt.ctx, within=within)
+
+
 def run_attempt(job: Job, *, raises: bool = False) -> JobAttempt:
     """Claim exactly this job, run its handler, write its end; give the attempt.
 
@@ -119,16 +127,24 @@ def expire_lease(job: Job) -> None:
 
 
 def run_claimed(
-    alias: str, claimed: ClaimedJob, ctx: JobContext, *, raises: bool = False
+    alias: str,
+    claimed: ClaimedJob,
+    ctx: JobContext,
+    *,
+    raises: bool = False,
+    within: AbstractContextManager[Any] = _PLAINLY,
 ) -> str | None:
     """Dispatch, run, finish, as a worker does; give the blocked reason of what may not run."""
     dispatch = prepare(claimed)
     if not isinstance(dispatch, Dispatch):
         block_claimed(alias, [(claimed.id, claimed.token, dispatch)], wait=True)
         return dispatch
-    call = TestCall()
+    call = TestCall(within)
     outcome = execute(dispatch, ctx, call)
-    failed = None if outcome is None else _finish(alias, claimed, outcome)
+    failed = None
+    if outcome is not None:
+        with within:
+            failed = _finish(alias, claimed, outcome)
     if raises and (error := call.raised or failed) is not None:
         raise error
     return None

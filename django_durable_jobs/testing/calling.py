@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -27,12 +27,13 @@ class TestCall:
 
     __test__ = False
 
-    def __init__(self) -> None:
+    def __init__(self, within: AbstractContextManager[Any]) -> None:
+        self._within = within
         self.raised: BaseException | None = None
 
     def __call__(self, handler: Handler[..., Any], ctx: JobContext, *payload: Any) -> Any:
         try:
-            with left_clean():
+            with left_clean(), self._within:
                 return _call(handler, ctx, *payload)
         except BaseException as error:
             self.raised = error

@@ -19,13 +19,13 @@ def clean() -> None:
         if _is_clean(connection):
             connection.close_if_unusable_or_obsolete()
         else:
-            _forget(connection)
+            forget(connection)
 
 
 def close_all() -> None:
     for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
-            _forget(connection)
+            forget(connection)
         else:
             connection.close()
 
@@ -77,7 +77,8 @@ def _is_clean(connection: Any) -> bool:
         return False
 
 
-def _forget(connection: Any) -> None:
+def forget(connection: Any) -> None:
+    """Leave a connection closed and in no transaction, whatever became of it."""
     # What was closed under Django's feet may refuse to be closed again.
     with suppress(Exception):
         connection.close()

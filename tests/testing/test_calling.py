@@ -191,11 +191,11 @@ def test_a_database_in_memory_outlives_what_was_left_open():
         cursor.execute("CREATE TABLE kept (number integer)")
         connection.set_autocommit(False)
         cursor.execute("INSERT INTO kept VALUES (1)")
-        worker_connections._forget(connection)
+        worker_connections.forget(connection)
         assert connection.get_autocommit()
         cursor.execute("INSERT INTO kept VALUES (2)")
         connection.rollback()
         assert cursor.execute("SELECT number FROM kept").fetchall() == [(2,)]
     connection.connection.close()
-    worker_connections._forget(connection)
+    worker_connections.forget(connection)
     assert connection.connection is None, "closed under Django's feet"
