@@ -19,6 +19,7 @@ from .conf import settings
 from .dialects import dialect_for
 from .dialects.base import JOBS, Place, refuse_open_transaction
 from .exceptions import IdentityConflict, InvalidSubmission, TransactionRequired
+from .fields import columns_of
 from .instants import from_microseconds, to_microseconds
 from .models import Job
 from .submission import JobSubmission, make_submission
@@ -382,7 +383,8 @@ def _joined(
 ) -> Iterable[Job]:
     given, params = dialect_for(alias).rows(columns, list(dict.fromkeys(map(tuple, values))))
     match = " AND ".join(f"j.{name} = g.{name}" for name in columns)
-    sql = f"SELECT j.* FROM {JOBS} j JOIN ({given}) AS g ON {match}{condition}"
+    columns_read = columns_of(Job, "j", alias)
+    sql = f"SELECT {columns_read} FROM {JOBS} j JOIN ({given}) AS g ON {match}{condition}"
     found: Iterable[Job] = Job.objects.using(alias).raw(sql, params)
     return found
 

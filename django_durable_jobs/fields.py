@@ -1,4 +1,4 @@
-"""The column types of our tables: instants, and JSON kept as text."""
+"""The column types of our tables: instants, text that is always readable, JSON kept as text."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from django.db import models
 from django.utils.dateparse import parse_datetime
 from django.utils.translation import gettext_lazy as _
 
+from .dialects import dialect_for
 from .instants import from_microseconds, to_microseconds
-from .payloads import decode_json_text, encode_result
+from .payloads import decode_json_text, decode_text, encode_result, warn_unreadable
 
 if TYPE_CHECKING:
     _Field = models.Field[Any, Any]
+    _CharField = models.CharField[Any, Any]
     _TextField = models.TextField[Any, Any]
 else:
     # The classes take no type arguments while running.
-    _Field, _TextField = models.Field, models.TextField
+    _Field, _CharField, _TextField = models.Field, models.CharField, models.TextField
 
 
 class InstantField(_Field):
@@ -81,11 +83,44 @@ class InstantField(_Field):
         return super().formfield(**{"form_class": forms.DateTimeField, **kwargs})
 
 
-class JSONTextField(_TextField):
+class _Readable:
+    """Text that SQLite holds and Python cannot decode reads as None and is logged (3.14).
+
+    There the driver would fail the whole query, so the column is read as bytes. Within the
+    database it stays text, as in a subquery.
+    """
+
+    name: str
+
+    def select_format(self, compiler: Any, sql: str, params: Any) -> tuple[str, Any]:
+        if compiler.query.subquery:
+            return sql, params
+        return dialect_for(compiler.using).undecoded(sql), params
+
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        text = decode_text(value)
+        if text is None and value is not None:
+            warn_unreadable(self.name, "not UTF-8")
+        return text
+
+
+if TYPE_CHECKING:
+    # For the types of what they hold.
+    ReadableCharField, ReadableTextField = models.CharField, models.TextField
+else:
+
+    class ReadableCharField(_Readable, _CharField):
+        """A ``CharField`` whose rows can be read whatever the column holds."""
+
+    class ReadableTextField(_Readable, _TextField):
+        """A ``TextField`` whose rows can be read whatever the column holds."""
+
+
+class JSONTextField(_Readable, _TextField):
     """A JSON value kept as text, decoded in Python; what cannot be decoded reads as None."""
 
-    def from_db_value(self, value: str | None, expression: Any, connection: Any) -> Any:
-        return None if value is None else decode_json_text(value)
+    def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
+        return decode_json_text(value, self.name)
 
     def get_prep_value(self, value: Any) -> Any:
         return None if value is None else encode_result(value, sys.maxsize)
@@ -96,3 +131,15 @@ class JSONTextField(_TextField):
     def value_to_string(self, obj: Any) -> Any:
         """Give the value itself for the serializers, as Django's JSONField does."""
         return self.value_from_object(obj)
+
+
+def columns_of(model: type[models.Model], row: str, alias: str) -> str:
+    """Write the columns of ``row`` for a raw query of whole rows, each as its field reads it."""
+    fields = model._meta.concrete_fields
+    undecoded = dialect_for(alias).undecoded
+    return ", ".join(
+        f"{undecoded(f'{row}.{field.column}')} AS {field.column}"
+        if isinstance(field, _Readable)
+        else f"{row}.{field.column}"
+        for field in fields
+    )

@@ -13,7 +13,7 @@ from django.db.models import F, Q
 from django.utils.translation import gettext_lazy as _
 
 from . import states
-from .fields import InstantField, JSONTextField
+from .fields import InstantField, JSONTextField, ReadableCharField, ReadableTextField
 from .managers import DurableManager, JobManager
 from .submission import PRIORITY_MAX, PRIORITY_MIN
 
@@ -33,19 +33,19 @@ class Job(models.Model):
     """One operation a caller wants done (CONTRACT 1, 3, 8)."""
 
     # Identity, and the request as it was submitted: never written again.
-    scope = models.CharField(max_length=200, blank=True, default="")
-    scope_hash = models.CharField(max_length=64)
-    job_id = models.CharField(max_length=200)
-    handler = models.CharField(max_length=100)
+    scope = ReadableCharField(max_length=200, blank=True, default="")
+    scope_hash = ReadableCharField(max_length=64)
+    job_id = ReadableCharField(max_length=200)
+    handler = ReadableCharField(max_length=100)
     handler_version = models.IntegerField(default=1)
-    payload = models.TextField()
-    payload_sha256 = models.CharField(max_length=64)
-    fingerprint = models.CharField(max_length=64)
-    submitted_queue = models.CharField(max_length=100)
+    payload = ReadableTextField()
+    payload_sha256 = ReadableCharField(max_length=64)
+    fingerprint = ReadableCharField(max_length=64)
+    submitted_queue = ReadableCharField(max_length=100)
     submitted_priority = models.SmallIntegerField()
-    dedupe_key = models.CharField(max_length=200, null=True, blank=True)
-    concurrency_key = models.CharField(max_length=200, null=True, blank=True)
-    schedule = models.CharField(max_length=200, null=True, blank=True)
+    dedupe_key = ReadableCharField(max_length=200, null=True, blank=True)
+    concurrency_key = ReadableCharField(max_length=200, null=True, blank=True)
+    schedule = ReadableCharField(max_length=200, null=True, blank=True)
     scheduled_for = InstantField(null=True, blank=True)
     initial_run_at = InstantField(null=True, blank=True)
     max_attempts = models.IntegerField()
@@ -54,10 +54,10 @@ class Job(models.Model):
     created_at = InstantField()
 
     # Where the job stands.
-    queue = models.CharField(max_length=100)
+    queue = ReadableCharField(max_length=100)
     priority = models.SmallIntegerField(default=0)
     status = models.CharField(max_length=12, choices=_choices(states.JOB_STATUSES))
-    blocked_reason = models.CharField(
+    blocked_reason = ReadableCharField(
         max_length=32, null=True, blank=True, choices=_choices(states.BLOCKED_REASONS)
     )
     limit_waiting = models.BooleanField(default=False)
@@ -65,18 +65,18 @@ class Job(models.Model):
     attempt_count = models.IntegerField(default=0)
     granted_attempts = models.IntegerField(default=0)
     cancel_requested_at = InstantField(null=True, blank=True)
-    lease_token = models.CharField(max_length=32, null=True, blank=True)
+    lease_token = ReadableCharField(max_length=32, null=True, blank=True)
     lease_expires_at = InstantField(null=True, blank=True)
     finished_at = InstantField(null=True, blank=True)
 
     # What the handler reported.
     progress = models.FloatField(default=0.0)
-    progress_message = models.CharField(max_length=500, blank=True, default="")
+    progress_message = ReadableCharField(max_length=500, blank=True, default="")
     checkpoint = JSONTextField(null=True, blank=True)
     result = JSONTextField(null=True, blank=True)
-    error_category = models.CharField(max_length=32, null=True, blank=True)
-    error_summary = models.TextField(null=True, blank=True)
-    error_traceback = models.TextField(null=True, blank=True)
+    error_category = ReadableCharField(max_length=32, null=True, blank=True)
+    error_summary = ReadableTextField(null=True, blank=True)
+    error_traceback = ReadableTextField(null=True, blank=True)
 
     objects = JobManager()
 
@@ -226,19 +226,19 @@ class JobAttempt(models.Model):
 
     job = models.ForeignKey(Job, on_delete=models.CASCADE, related_name="attempts", db_index=False)
     number = models.IntegerField()
-    token = models.CharField(max_length=32)
-    worker = models.CharField(max_length=200)
+    token = ReadableCharField(max_length=32)
+    worker = ReadableCharField(max_length=200)
     status = models.CharField(max_length=12, choices=_choices(states.ATTEMPT_STATUSES))
-    outcome = models.CharField(
+    outcome = ReadableCharField(
         max_length=12, null=True, blank=True, choices=_choices(states.OUTCOMES)
     )
     started_at = InstantField()
     finished_at = InstantField(null=True, blank=True)
     progress = models.FloatField(default=0.0)
     cancel_requested_at = InstantField(null=True, blank=True)
-    error_category = models.CharField(max_length=32, null=True, blank=True)
-    error_summary = models.TextField(null=True, blank=True)
-    error_traceback = models.TextField(null=True, blank=True)
+    error_category = ReadableCharField(max_length=32, null=True, blank=True)
+    error_summary = ReadableTextField(null=True, blank=True)
+    error_traceback = ReadableTextField(null=True, blank=True)
 
     objects = DurableManager()
 
@@ -269,12 +269,12 @@ class JobAttempt(models.Model):
 class ScheduleCursor(models.Model):
     """How far a schedule has come (CONTRACT 5.2)."""
 
-    name = models.CharField(max_length=200, unique=True)
-    fingerprint = models.CharField(max_length=64)
+    name = ReadableCharField(max_length=200, unique=True)
+    fingerprint = ReadableCharField(max_length=64)
     last_minute = InstantField()
     next_minute = InstantField(null=True, blank=True)
     paused = models.BooleanField(default=False)
-    problem = models.TextField(null=True, blank=True)
+    problem = ReadableTextField(null=True, blank=True)
     updated_at = InstantField()
 
     objects = DurableManager()
@@ -291,18 +291,18 @@ class ScheduleCursor(models.Model):
         indexes = [models.Index(fields=["paused", "next_minute"], name="durable_cursor_due")]
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}"
 
 
 class LiveWorker(models.Model):
     """One living worker process, what it serves and when it was last seen (CONTRACT 4.9)."""
 
-    name = models.CharField(max_length=200)
-    host = models.CharField(max_length=255)
+    name = ReadableCharField(max_length=200)
+    host = ReadableCharField(max_length=255)
     pid = models.IntegerField()
-    queues = models.JSONField(null=True, blank=True)
-    excluded_queues = models.JSONField(default=list, blank=True)
-    capabilities = models.JSONField(default=list, blank=True)
+    queues = JSONTextField(null=True, blank=True)
+    excluded_queues = JSONTextField(default=list, blank=True)
+    capabilities = JSONTextField(default=list, blank=True)
     started_at = InstantField()
     last_seen_at = InstantField()
 
@@ -314,13 +314,13 @@ class LiveWorker(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.name
+        return f"{self.name}"
 
 
 class QueuePause(models.Model):
     """A queue whose jobs are not claimed for now."""
 
-    queue = models.CharField(max_length=100, unique=True)
+    queue = ReadableCharField(max_length=100, unique=True)
     paused_at = InstantField()
 
     objects = DurableManager()
@@ -331,16 +331,16 @@ class QueuePause(models.Model):
         default_permissions = ("view",)
 
     def __str__(self) -> str:
-        return self.queue
+        return f"{self.queue}"
 
 
 class OperatorAction(models.Model):
     """Who did what to which job, and when (CONTRACT 6); outlives the job."""
 
-    operator = models.CharField(max_length=255)
-    action = models.CharField(max_length=32)
+    operator = ReadableCharField(max_length=255)
+    action = ReadableCharField(max_length=32)
     job_key = models.BigIntegerField(null=True, blank=True, db_index=True)
-    detail = models.TextField(blank=True, default="")
+    detail = ReadableTextField(blank=True, default="")
     happened_at = InstantField()
 
     objects = DurableManager()

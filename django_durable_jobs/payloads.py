@@ -35,6 +35,7 @@ __all__ = [
     "clean_text",
     "codec_for",
     "decode_json_text",
+    "decode_text",
     "encode_result",
     "encode_return",
     "payload_sha256",
@@ -182,17 +183,29 @@ def encode_return(value: object, limit: int, job_id: str) -> str | None:
         return None
 
 
-def decode_json_text(text: Any) -> Any:
+def decode_json_text(text: Any, column: str = "JSON") -> Any:
     """Read stored JSON; what cannot be read is logged and reads as ``None``."""
     if text is None:
         return None
     try:
         return msgspec.json.decode(text)
     except Exception as error:
-        logger.warning(
-            "Stored JSON cannot be decoded (%s); it reads as None.", type(error).__name__
-        )
+        warn_unreadable(column, type(error).__name__)
         return None
+
+
+def decode_text(value: Any) -> str | None:
+    """Read stored text that may have come as bytes; ``None`` if it is not UTF-8."""
+    if value is None or isinstance(value, str):
+        return value
+    try:
+        return bytes(value).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def warn_unreadable(column: str, why: str) -> None:
+    logger.warning("Stored %s cannot be read (%s): it reads as None.", column, why)
 
 
 def clean_text(value: object, limit: int) -> str:

@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 
 from .. import states
 from ..conf import settings
+from ..fields import ReadableTextField
 from ..models import Job, JobAttempt, OperatorAction
 from . import displays
 from .actions import OperatorActions
@@ -41,7 +42,8 @@ OPERATOR_ACTIONS_SHOWN = 20
 def heads(names: tuple[str, ...]) -> dict[str, Any]:
     """Give annotations: the head of each column as plain text, and its length in characters."""
     cut = displays.TEXT_CAP
-    return {f"{name}_head": Left(name, Value(cut)) for name in names} | {
+    readable = ReadableTextField()
+    return {f"{name}_head": Left(name, Value(cut), output_field=readable) for name in names} | {
         f"{name}_size": Length(name) for name in names
     }
 

@@ -191,6 +191,13 @@ class Dialect(abc.ABC):
         Gives ``(id, now)``; must run inside ``own``. The condition is checked on the locked row.
         """
 
+    def undecoded(self, column: str) -> str:
+        """Give an expression for a text column that the driver reads whatever it holds.
+
+        What comes may be bytes: ``payloads.decode_text``.
+        """
+        return column
+
     def claimable(self, row: str) -> str:
         """Give the condition of the claim's index over a job row, in words that match it."""
         return f"{row}.status = 'queued' AND NOT {row}.limit_waiting"

@@ -37,10 +37,8 @@ from .base import (
 )
 
 # Read as bytes: text that is not UTF-8 would fail the whole claim, its neighbours included.
-_UNDECODED = {
-    "payload": "CAST(payload AS BLOB)",
-    "checkpoint": "CAST(checkpoint AS BLOB)",
-}
+# (The lane's columns are known to be what was asked for, and the token is ours.)
+_UNDECODED = {"payload", "payload_sha256", "checkpoint", "scope", "job_id"}
 
 # The instant is bound, never written out: else no statement's text would be the same twice,
 # and each would be prepared anew.
@@ -238,6 +236,10 @@ class SQLite(Dialect):
         # One writer: a renewal may fail while a handler writes, so the lease must outlast it.
         return float(settings.LEASE_SECONDS if lease_seconds is None else lease_seconds)
 
+    def undecoded(self, column: str) -> str:
+        # SQLite holds any bytes as text, and one such value would fail the whole query.
+        return f"CAST({column} AS BLOB)"
+
     def claimable(self, row: str) -> str:
         # A partial index serves only where its very words stand, and Django wrote "NOT"
         # into this one before 6.1, "= 0" since.
@@ -261,7 +263,7 @@ class SQLite(Dialect):
 
 
 def _decoded(row: Row) -> Row:
-    """Decode the columns of ``_UNDECODED``; what is not UTF-8 fails its hash at dispatch."""
+    """Decode the columns of ``_UNDECODED``; what is not UTF-8 is told at dispatch (2.3)."""
     return tuple(
         value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
         for value in row
@@ -335,7 +337,9 @@ _MARK = f"printf('%%.11s', printf('%%011x', {NOW} / 1000)) || substr(lower(hex(r
 
 
 def _claim_statement(columns: Sequence[str]) -> str:
-    wanted = ", ".join(_UNDECODED.get(column, column) for column in columns)
+    wanted = ", ".join(
+        f"CAST({column} AS BLOB)" if column in _UNDECODED else column for column in columns
+    )
     return (
         f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
         f" lease_token = {_MARK}, lease_expires_at = {NOW} + %(lease)s,"

@@ -22,12 +22,18 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.CharField(max_length=200)),
-                ("host", models.CharField(max_length=255)),
+                ("name", django_durable_jobs.fields.ReadableCharField(max_length=200)),
+                ("host", django_durable_jobs.fields.ReadableCharField(max_length=255)),
                 ("pid", models.IntegerField()),
-                ("queues", models.JSONField(blank=True, null=True)),
-                ("excluded_queues", models.JSONField(blank=True, default=list)),
-                ("capabilities", models.JSONField(blank=True, default=list)),
+                ("queues", django_durable_jobs.fields.JSONTextField(blank=True, null=True)),
+                (
+                    "excluded_queues",
+                    django_durable_jobs.fields.JSONTextField(blank=True, default=list),
+                ),
+                (
+                    "capabilities",
+                    django_durable_jobs.fields.JSONTextField(blank=True, default=list),
+                ),
                 ("started_at", django_durable_jobs.fields.InstantField()),
                 ("last_seen_at", django_durable_jobs.fields.InstantField()),
             ],
@@ -46,10 +52,10 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("operator", models.CharField(max_length=255)),
-                ("action", models.CharField(max_length=32)),
+                ("operator", django_durable_jobs.fields.ReadableCharField(max_length=255)),
+                ("action", django_durable_jobs.fields.ReadableCharField(max_length=32)),
                 ("job_key", models.BigIntegerField(blank=True, db_index=True, null=True)),
-                ("detail", models.TextField(blank=True, default="")),
+                ("detail", django_durable_jobs.fields.ReadableTextField(blank=True, default="")),
                 ("happened_at", django_durable_jobs.fields.InstantField()),
             ],
             options={
@@ -67,7 +73,10 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("queue", models.CharField(max_length=100, unique=True)),
+                (
+                    "queue",
+                    django_durable_jobs.fields.ReadableCharField(max_length=100, unique=True),
+                ),
                 ("paused_at", django_durable_jobs.fields.InstantField()),
             ],
             options={
@@ -85,12 +94,12 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("name", models.CharField(max_length=200, unique=True)),
-                ("fingerprint", models.CharField(max_length=64)),
+                ("name", django_durable_jobs.fields.ReadableCharField(max_length=200, unique=True)),
+                ("fingerprint", django_durable_jobs.fields.ReadableCharField(max_length=64)),
                 ("last_minute", django_durable_jobs.fields.InstantField()),
                 ("next_minute", django_durable_jobs.fields.InstantField(blank=True, null=True)),
                 ("paused", models.BooleanField(default=False)),
-                ("problem", models.TextField(blank=True, null=True)),
+                ("problem", django_durable_jobs.fields.ReadableTextField(blank=True, null=True)),
                 ("updated_at", django_durable_jobs.fields.InstantField()),
             ],
             options={
@@ -115,26 +124,46 @@ class Migration(migrations.Migration):
                         auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
                     ),
                 ),
-                ("scope", models.CharField(blank=True, default="", max_length=200)),
-                ("scope_hash", models.CharField(max_length=64)),
-                ("job_id", models.CharField(max_length=200)),
-                ("handler", models.CharField(max_length=100)),
+                (
+                    "scope",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, default="", max_length=200
+                    ),
+                ),
+                ("scope_hash", django_durable_jobs.fields.ReadableCharField(max_length=64)),
+                ("job_id", django_durable_jobs.fields.ReadableCharField(max_length=200)),
+                ("handler", django_durable_jobs.fields.ReadableCharField(max_length=100)),
                 ("handler_version", models.IntegerField(default=1)),
-                ("payload", models.TextField()),
-                ("payload_sha256", models.CharField(max_length=64)),
-                ("fingerprint", models.CharField(max_length=64)),
-                ("submitted_queue", models.CharField(max_length=100)),
+                ("payload", django_durable_jobs.fields.ReadableTextField()),
+                ("payload_sha256", django_durable_jobs.fields.ReadableCharField(max_length=64)),
+                ("fingerprint", django_durable_jobs.fields.ReadableCharField(max_length=64)),
+                ("submitted_queue", django_durable_jobs.fields.ReadableCharField(max_length=100)),
                 ("submitted_priority", models.SmallIntegerField()),
-                ("dedupe_key", models.CharField(blank=True, max_length=200, null=True)),
-                ("concurrency_key", models.CharField(blank=True, max_length=200, null=True)),
-                ("schedule", models.CharField(blank=True, max_length=200, null=True)),
+                (
+                    "dedupe_key",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=200, null=True
+                    ),
+                ),
+                (
+                    "concurrency_key",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=200, null=True
+                    ),
+                ),
+                (
+                    "schedule",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=200, null=True
+                    ),
+                ),
                 ("scheduled_for", django_durable_jobs.fields.InstantField(blank=True, null=True)),
                 ("initial_run_at", django_durable_jobs.fields.InstantField(blank=True, null=True)),
                 ("max_attempts", models.IntegerField()),
                 ("timeout", models.FloatField(help_text="seconds")),
                 ("retry_on_interrupt", models.BooleanField(default=True)),
                 ("created_at", django_durable_jobs.fields.InstantField()),
-                ("queue", models.CharField(max_length=100)),
+                ("queue", django_durable_jobs.fields.ReadableCharField(max_length=100)),
                 ("priority", models.SmallIntegerField(default=0)),
                 (
                     "status",
@@ -154,7 +183,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "blocked_reason",
-                    models.CharField(
+                    django_durable_jobs.fields.ReadableCharField(
                         blank=True,
                         choices=[
                             ("unknown_handler", "unknown handler"),
@@ -174,19 +203,40 @@ class Migration(migrations.Migration):
                     "cancel_requested_at",
                     django_durable_jobs.fields.InstantField(blank=True, null=True),
                 ),
-                ("lease_token", models.CharField(blank=True, max_length=32, null=True)),
+                (
+                    "lease_token",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=32, null=True
+                    ),
+                ),
                 (
                     "lease_expires_at",
                     django_durable_jobs.fields.InstantField(blank=True, null=True),
                 ),
                 ("finished_at", django_durable_jobs.fields.InstantField(blank=True, null=True)),
                 ("progress", models.FloatField(default=0.0)),
-                ("progress_message", models.CharField(blank=True, default="", max_length=500)),
+                (
+                    "progress_message",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, default="", max_length=500
+                    ),
+                ),
                 ("checkpoint", django_durable_jobs.fields.JSONTextField(blank=True, null=True)),
                 ("result", django_durable_jobs.fields.JSONTextField(blank=True, null=True)),
-                ("error_category", models.CharField(blank=True, max_length=32, null=True)),
-                ("error_summary", models.TextField(blank=True, null=True)),
-                ("error_traceback", models.TextField(blank=True, null=True)),
+                (
+                    "error_category",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=32, null=True
+                    ),
+                ),
+                (
+                    "error_summary",
+                    django_durable_jobs.fields.ReadableTextField(blank=True, null=True),
+                ),
+                (
+                    "error_traceback",
+                    django_durable_jobs.fields.ReadableTextField(blank=True, null=True),
+                ),
             ],
             options={
                 "verbose_name": "job",
@@ -346,8 +396,8 @@ class Migration(migrations.Migration):
                     ),
                 ),
                 ("number", models.IntegerField()),
-                ("token", models.CharField(max_length=32)),
-                ("worker", models.CharField(max_length=200)),
+                ("token", django_durable_jobs.fields.ReadableCharField(max_length=32)),
+                ("worker", django_durable_jobs.fields.ReadableCharField(max_length=200)),
                 (
                     "status",
                     models.CharField(
@@ -364,7 +414,7 @@ class Migration(migrations.Migration):
                 ),
                 (
                     "outcome",
-                    models.CharField(
+                    django_durable_jobs.fields.ReadableCharField(
                         blank=True,
                         choices=[
                             ("returned", "returned"),
@@ -383,9 +433,20 @@ class Migration(migrations.Migration):
                     "cancel_requested_at",
                     django_durable_jobs.fields.InstantField(blank=True, null=True),
                 ),
-                ("error_category", models.CharField(blank=True, max_length=32, null=True)),
-                ("error_summary", models.TextField(blank=True, null=True)),
-                ("error_traceback", models.TextField(blank=True, null=True)),
+                (
+                    "error_category",
+                    django_durable_jobs.fields.ReadableCharField(
+                        blank=True, max_length=32, null=True
+                    ),
+                ),
+                (
+                    "error_summary",
+                    django_durable_jobs.fields.ReadableTextField(blank=True, null=True),
+                ),
+                (
+                    "error_traceback",
+                    django_durable_jobs.fields.ReadableTextField(blank=True, null=True),
+                ),
                 (
                     "job",
                     models.ForeignKey(

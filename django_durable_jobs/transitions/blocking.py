@@ -8,7 +8,7 @@ from .. import states
 from ..dialects import dialect_for
 from ..dialects.base import JOBS, Lane, in_lane, lane_params
 from ..instants import seconds_to_microseconds
-from ._lanes import lanes
+from ._lanes import in_lane_of, lanes
 from ._pages import PAGE, each_page, move
 
 _IN_LANE = in_lane()
@@ -39,14 +39,23 @@ def block_unholdable(
     return sum(_block(alias, lane, condition, states.INVALID_POLICY) for lane in runnable)
 
 
-def _block(alias: str, lane: Lane, condition: str, reason: str) -> int:
+def block_damaged(alias: str, job: int) -> int:
+    """Block the jobs of a lane whose names cannot be read, told by one of them.
+
+    No worker can ever ask for them, and only an operator can mend them.
+    """
+    condition = f"{in_lane_of(job)} AND {dialect_for(alias).claimable('j')}"
+    return _block(alias, None, condition, states.CORRUPT_PAYLOAD)
+
+
+def _block(alias: str, lane: Lane | None, condition: str, reason: str) -> int:
     if reason not in states.BLOCKED_REASONS:
         raise ValueError(f"{reason!r} is no reason to block a job")
     assignments = f"status = '{states.BLOCKED}', blocked_reason = '{reason}'"
     return each_page(
         alias,
         condition,
-        lane_params([lane]),
+        {} if lane is None else lane_params([lane]),
         lambda ids, now: move(alias, ids, assignments, states.QUEUED),
         order=_CLAIM_ORDER,
     )
@@ -54,7 +63,7 @@ def _block(alias: str, lane: Lane, condition: str, reason: str) -> int:
 
 def blocked_lanes(alias: str) -> list[Lane]:
     """Give the lanes that hold blocked jobs; takes no lock."""
-    return lanes(alias, f"n.status = '{states.BLOCKED}'")
+    return lanes(alias, f"n.status = '{states.BLOCKED}'").sound
 
 
 def release_lane(alias: str, lane: Lane, *, lease_seconds: float | None = None) -> int:

@@ -17,9 +17,10 @@ from ..dialects.base import JOBS, TRIES
 from ..doors import HOLDS_KEY
 from ..exceptions import AttemptsExhausted, InvalidTransition
 from ..models import Job
+from ..payloads import decode_text
 
 T = TypeVar("T")
-# No move decides by these, they may be big, and on SQLite undecodable text would fail the read.
+# No move decides by these, and they may be big.
 _CONTENT = (
     "payload",
     "checkpoint",
@@ -171,11 +172,12 @@ def _take_key(alias: str, row: Job, move: str, write: Callable[[], object]) -> N
 
 
 def _holder(alias: str, row: Job) -> str | None:
+    job_id = dialect_for(alias).undecoded("j.job_id")
     sql = (
-        f"SELECT j.job_id FROM {JOBS} j WHERE j.scope_hash = %s AND j.handler = %s"
+        f"SELECT {job_id} FROM {JOBS} j WHERE j.scope_hash = %s AND j.handler = %s"
         f" AND j.dedupe_key = %s AND j.id <> %s{HOLDS_KEY}"
     )
     with connections[alias].cursor() as cursor:
         cursor.execute(sql, [row.scope_hash, row.handler, row.dedupe_key, row.pk])
         found = cursor.fetchone()
-    return found[0] if found else None
+    return (decode_text(found[0]) or "unreadable") if found else None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import JOBS, Lane
-from ._lanes import as_lane, queued_lanes_sql
+from ..dialects.base import JOBS
+from ._lanes import Lanes, queued_lanes_sql, read_lanes
 from ._pages import each_page, move
 
 _EXHAUSTED = (
@@ -24,7 +24,7 @@ class Waiting:
     recover: bool
     exhaust: bool
     release: bool
-    queued: tuple[Lane, ...] = ()
+    queued: Lanes
 
 
 def waiting(alias: str, *, recover: bool = True) -> Waiting:
@@ -53,7 +53,7 @@ def waiting(alias: str, *, recover: bool = True) -> Waiting:
         recover=dead,
         exhaust=exhaust,
         release=release,
-        queued=tuple(as_lane(row[4:]) for row in rows if row[4] is not None),
+        queued=read_lanes(row[4:] for row in rows if row[4] is not None),
     )
 
 

@@ -5,6 +5,7 @@ Never referenced by history: attempts keep the worker's name as text.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Collection
@@ -14,6 +15,8 @@ from ..dialects import dialect_for
 from ..dialects.base import Lane
 from ..instants import from_microseconds, seconds_to_microseconds
 from ..models import LiveWorker
+
+logger = logging.getLogger("django_durable_jobs")
 
 Capability = tuple[str, int, str]
 
@@ -77,14 +80,20 @@ def deregister(alias: str, key: int) -> None:
 
 
 def live_capabilities(alias: str) -> list[Served]:
-    """Give what the live workers serve."""
+    """Give what the live workers serve; a row that cannot be read (damaged) serves nothing."""
     now = dialect_for(alias).instant(alias)
     since = from_microseconds(now - seconds_to_microseconds(LIVE_SECONDS))
-    return [
-        Served(
+    live = LiveWorker.objects.using(alias).filter(last_seen_at__gt=since)
+    return [served for worker in live if (served := _served(worker)) is not None]
+
+
+def _served(worker: LiveWorker) -> Served | None:
+    try:
+        return Served(
             queues=None if worker.queues is None else frozenset(worker.queues),
             excluded_queues=frozenset(worker.excluded_queues),
             handlers=frozenset((name, version, key) for name, version, key in worker.capabilities),
         )
-        for worker in LiveWorker.objects.using(alias).filter(last_seen_at__gt=since)
-    ]
+    except (TypeError, ValueError):
+        logger.warning("the row of live worker %s cannot be read", worker.pk)
+        return None

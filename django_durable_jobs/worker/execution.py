@@ -102,13 +102,18 @@ def _grace(alias: str, timeout: float) -> float:
 
 
 def prepare(job: ClaimedJob) -> Dispatch | str:
-    """Check handler, fingerprint, hash and payload; give the blocked reason otherwise (2.3)."""
+    """Check handler, fingerprint, hash and payload; give the blocked reason otherwise (2.3).
+
+    A job whose own names cannot be read is as corrupt as one whose payload cannot.
+    """
     handler = registry.get(job.handler, job.handler_version)
     if handler is None:
         return states.UNKNOWN_HANDLER
     if handler.fingerprint != job.fingerprint:
         return states.SCHEMA_MISMATCH
     try:
+        for name in (job.job_id, job.scope):
+            name.encode()
         if payload_sha256(job.payload) != job.payload_sha256:
             return states.CORRUPT_PAYLOAD
         return Dispatch(job=job, handler=handler, payload=handler.codec.decode(job.payload))

@@ -348,6 +348,7 @@ class Worker:
         return outcome
 
     def _block(self, held: Held, reason: str) -> None:
+        logger.warning("job %d is blocked: %s", held.job.id, reason)
         failures = 0
         while not held.lost:
             try:

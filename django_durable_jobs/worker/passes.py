@@ -10,7 +10,13 @@ from .. import states
 from ..conf import settings
 from ..dialects.base import Lane
 from ..handlers import registry
-from ..transitions.blocking import block_lane, block_unholdable, blocked_lanes, release_lane
+from ..transitions.blocking import (
+    block_damaged,
+    block_lane,
+    block_unholdable,
+    blocked_lanes,
+    release_lane,
+)
 from ..transitions.claims import queued_lanes
 from ..transitions.maintenance import exhaust, promote_due, waiting
 from ..transitions.recovery import recover_expired
@@ -71,7 +77,9 @@ def run_passes(
         moved += promote_due(alias)
     if found.release:
         moved += _release(alias, serving, lease_seconds)
-    queued = queued_lanes(alias) if moved else found.queued
+    for job in found.queued.damaged:
+        _told(block_damaged(alias, job), f"blocked: job {job} is damaged, as its whole lane is")
+    queued = queued_lanes(alias) if moved else found.queued.sound
     runnable = [lane for lane in queued if serving.runs(lane)]
     unholdable = block_unholdable(alias, runnable, lease_seconds=lease_seconds)
     _told(unholdable, "blocked: the lease cannot hold their timeout")

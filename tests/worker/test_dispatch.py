@@ -111,17 +111,30 @@ def _with_hash(one: Job, text: str) -> None:
     change(one, payload=text, payload_sha256=payload_sha256(text))
 
 
-def not_unicode(one: Job) -> None:
+def _not_unicode(one: Job, column: str) -> None:
     if connection.vendor != "sqlite":
         pytest.skip("PostgreSQL's text is always Unicode")
     with connection.cursor() as cursor:
         cursor.execute(
-            "UPDATE django_durable_jobs_job SET payload = CAST(X'FF00FE' AS TEXT) WHERE id = %s",
+            f"UPDATE django_durable_jobs_job SET {column} = CAST(X'FF00FE' AS TEXT) WHERE id = %s",
             [one.pk],
         )
 
 
+def not_unicode(one: Job) -> None:
+    _not_unicode(one, "payload")
+
+
+def unreadable_job_id(one: Job) -> None:
+    _not_unicode(one, "job_id")
+
+
+def unreadable_queue(one: Job) -> None:
+    _not_unicode(one, "queue")
+
+
 DAMAGES = [damaged_hash, damaged_text, other_type, more_fields, not_json, too_deep, not_unicode]
+DAMAGES += [unreadable_job_id, unreadable_queue]
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
@@ -137,7 +150,7 @@ def test_one_poisoned_payload_among_ten_stops_none_of_the_others(
         ("succeeded", number) for number in range(10) if number != 5
     ]
     assert [fresh(one).attempt_count for one in ten] == [1] * 9
-    found = Job.objects.defer("payload").get(pk=poisoned.pk)
+    found = fresh(poisoned)
     assert (found.status, found.blocked_reason) == ("blocked", "corrupt_payload")
     assert (found.attempt_count, found.lease_token) == (0, None)
     assert attempts(poisoned) == []
