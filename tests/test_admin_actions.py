@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.test import Client
 
 from django_durable_jobs import JobContext, job
-from django_durable_jobs.admin import actions
+from django_durable_jobs.admin import actions, job_actions
 from django_durable_jobs.admin.operations import operate
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, OperatorAction
@@ -159,7 +159,7 @@ class TestConfirmation:
         assert statuses()[late.job_id] == "queued"
 
     def test_an_action_is_bounded_and_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(actions, "MAX_JOBS", 30)
+        monkeypatch.setattr(actions, "MAX_ROWS", 30)
         client = superuser()
         Job.objects.bulk_create(job_row() for _ in range(60))
         newest = Job.objects.latest("pk")
@@ -174,14 +174,14 @@ class TestConfirmation:
         assert Job.objects.filter(status="cancelled").count() == 30
 
     def test_the_bound_is_under_what_django_accepts_in_one_form(self, settings: Any) -> None:
-        assert settings.DATA_UPLOAD_MAX_NUMBER_FIELDS > actions.MAX_JOBS + 10
+        assert settings.DATA_UPLOAD_MAX_NUMBER_FIELDS > actions.MAX_ROWS + 10
 
     def test_jobs_that_are_gone_are_told(self) -> None:
         client = superuser()
         page = choose(client, "retry", [failed(), failed()])
         Job.objects.all().delete()
         answer = client.post(list_url(), hidden_fields(page) | {"extra_attempts": "0"})
-        assert messages(answer) == ["None of these jobs is there any more."]
+        assert messages(answer) == ["None of these is there any more."]
 
 
 @pytest.mark.django_db
@@ -283,7 +283,7 @@ class TestMoves:
     def test_a_job_that_is_pruned_meanwhile_is_told(self) -> None:
         gone, there = failed(job_id="gone"), failed(job_id="there")
         Job.objects.filter(pk=gone.pk).delete()
-        report = operate([gone, there], actions.RELEASE.move, action="release", operator="o")
+        report = operate([gone, there], job_actions.RELEASE.move, action="release", operator="o")
         assert report.refused[0] == "tests.rows gone: it is gone."
         assert "cannot release job there" in report.refused[1]
 
@@ -353,7 +353,7 @@ class TestOneJob:
     def test_from_its_page_the_way_leads_back_to_it(self) -> None:
         client = superuser()
         one = failed()
-        data = {"action": "retry", "_selected_action": one.pk, "from_job": "1"}
+        data = {"action": "retry", "_selected_action": one.pk, "from_page": "1"}
         page = client.post(list_url(), data)
         assert f'href="{job_url(one)}"' in page.content.decode()
         answer = client.post(list_url(), hidden_fields(page) | {"extra_attempts": "0"})

@@ -1,4 +1,4 @@
-"""The admin: thin pages over the rows, and three actions that call ``transitions``.
+"""The admin: thin pages over the rows, and actions that call ``transitions`` and ``schedules``.
 
 Viewing changes nothing. Everything is read-only, for superusers too (CONTRACT 6).
 """
@@ -9,7 +9,8 @@ from django.contrib import admin
 
 from ..models import Job, LiveWorker, OperatorAction, QueuePause, ScheduleCursor
 from .jobs import JobAdmin
-from .others import LiveWorkerAdmin, OperatorActionAdmin, QueuePauseAdmin, ScheduleCursorAdmin
+from .others import LiveWorkerAdmin, OperatorActionAdmin, QueuePauseAdmin
+from .schedules import ScheduleCursorAdmin
 
 admin.site.register(Job, JobAdmin)
 admin.site.register(ScheduleCursor, ScheduleCursorAdmin)

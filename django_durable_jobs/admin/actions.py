@@ -1,4 +1,4 @@
-"""The operator's actions: a confirmation page, then the move on each chosen job."""
+"""An operator's actions: a confirmation page, then the move on each chosen row."""
 
 from __future__ import annotations
 
@@ -8,196 +8,124 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from django import forms
-from django.contrib import admin, messages
+from django.contrib import messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.utils import quote
+from django.db import connections, transaction
 from django.http import HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils.text import format_lazy
 from django.utils.translation import gettext as _
-from django.utils.translation import gettext_lazy, ngettext
+from django.utils.translation import ngettext
 
-from .. import states
-from ..models import Job
+from ..transitions.operators import Done
 from .base import ModelAdmin
-from .operations import Move, Report, operate
+from .operations import Report, operate
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
     from django.http import HttpRequest, HttpResponse
+    from django.urls import URLPattern
 
-# So many jobs at most are changed by one action; the confirmation page says so.
-MAX_JOBS = 500
+# So many rows at most are changed by one action; the confirmation page says so.
+MAX_ROWS = 500
 LISTED = 20
 ERRORS_SHOWN = 10
-EXTRA_ATTEMPTS_MAX = 10
 
 
 class NoOptions(forms.Form):
     """An action that asks nothing but the confirmation."""
 
 
-class RetryOptions(forms.Form):
-    extra_attempts = forms.IntegerField(
-        label=gettext_lazy("Extra attempts"),
-        min_value=0,
-        max_value=EXTRA_ATTEMPTS_MAX,
-        initial=0,
-        help_text=format_lazy(
-            gettext_lazy(
-                "Granted to each job beside what it has left, up to {max}. A job that has used"
-                " all its executions needs 1 at least."
-            ),
-            max=EXTRA_ATTEMPTS_MAX,
-        ),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One action of the admin: its permission, its words, and the move it makes."""
+    """One action: its permission, its words, where it is offered, and the move it makes."""
 
     name: str
     permission: str
     question: Any
     button: Any
     explanation: Any
-    sources: tuple[str, ...]
-    move: Callable[..., str]
+    applies: Callable[[Any], bool]
+    move: Callable[..., Done]
     options: type[forms.Form] = NoOptions
 
 
-def _retried(job: Job, extra_attempts: int) -> str:
-    job.retry(extra_attempts=extra_attempts)
-    return "retried"
-
-
-def _released(job: Job) -> str:
-    job.release()
-    return "released"
-
-
-CANCEL = Operation(
-    name="request_cancel",
-    permission="cancel",
-    question=gettext_lazy("Request the cancel of these jobs?"),
-    button=gettext_lazy("Request cancel"),
-    explanation=gettext_lazy(
-        "A job that waits is cancelled at once. A running one is asked to stop; its handler"
-        " decides when it does. An ended one stays as it is."
-    ),
-    sources=states.LIVE,
-    move=lambda job: job.request_cancel(),
-)
-RETRY = Operation(
-    name="retry",
-    permission="retry",
-    question=gettext_lazy("Retry these jobs?"),
-    button=gettext_lazy("Retry"),
-    explanation=gettext_lazy(
-        "A failed, cancelled or interrupted job is queued again, due now. It keeps its attempts"
-        " and its checkpoint. Others are refused."
-    ),
-    sources=states.TRANSITIONS["retry"].sources,
-    move=_retried,
-    options=RetryOptions,
-)
-RELEASE = Operation(
-    name="release",
-    permission="release",
-    question=gettext_lazy("Release these jobs?"),
-    button=gettext_lazy("Release"),
-    explanation=gettext_lazy(
-        "A blocked job waits for a worker again, and is blocked anew if none can run it."
-        " Others are refused."
-    ),
-    sources=states.TRANSITIONS["release"].sources,
-    move=_released,
-)
-OPERATIONS = (CANCEL, RETRY, RELEASE)
-
-
 class OperatorActions(ModelAdmin):
-    """``request_cancel``, ``retry`` and ``release``, each with a permission of its own.
+    """Actions of operators, each with a permission of its own.
 
-    Django offers an action, and accepts its POST, only where ``has_<name>_permission`` holds.
+    A subclass names its ``operations``, has a method for each in ``actions``, and for each
+    ``has_<word>_permission``: Django offers an action, and accepts its POST, only where that
+    holds. ``described`` are the columns of the confirmation page.
     """
 
-    actions = [operation.name for operation in OPERATIONS]
+    operations: tuple[Operation, ...] = ()
+    described: tuple[tuple[Any, Callable[[Any], Any]], ...] = ()
 
-    def has_cancel_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, CANCEL)
+    def may(self, request: HttpRequest, operation: Operation) -> bool:
+        return bool(request.user.has_perm(f"{self.opts.app_label}.{operation.permission}"))
 
-    def has_retry_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, RETRY)
+    def operations_for(self, request: HttpRequest, row: Any) -> list[Operation]:
+        """Give the moves that the user may make and that the row allows."""
+        return [one for one in self.operations if one.applies(row) and self.may(request, one)]
 
-    def has_release_permission(self, request: HttpRequest) -> bool:
-        return self._may(request, RELEASE)
+    def render_change_form(
+        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> HttpResponse:
+        # The object tools of our template.
+        context["operations"] = self.operations_for(request, context["original"])
+        return super().render_change_form(request, context, *args, **kwargs)
 
-    def _may(self, request: HttpRequest, operation: Operation) -> bool:
-        permission = f"{self.opts.app_label}.{operation.permission}_job"
-        return bool(request.user.has_perm(permission))
+    def get_urls(self) -> list[URLPattern]:
+        """Take the list out of ATOMIC_REQUESTS: an action is a transaction for each row."""
+        urls = super().get_urls()
+        for url in urls:
+            if (getattr(url, "name", None) or "").endswith("_changelist"):
+                # On every alias: our settings are not read while URLs load, or a bad one
+                # would end manage.py check with a traceback.
+                for alias in connections:
+                    transaction.non_atomic_requests(using=alias)(url.callback)
+        return urls
 
-    def operations_for(self, request: HttpRequest, job: Job) -> list[Operation]:
-        """Give the moves that the user may make and the job's status allows."""
-        return [
-            operation
-            for operation in OPERATIONS
-            if job.status in operation.sources and self._may(request, operation)
-        ]
-
-    @admin.action(permissions=["cancel"], description=gettext_lazy("Request cancel"))
-    def request_cancel(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
-        return self._operate(request, queryset, CANCEL)
-
-    @admin.action(permissions=["retry"], description=gettext_lazy("Retry"))
-    def retry(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
-        return self._operate(request, queryset, RETRY)
-
-    @admin.action(permissions=["release"], description=gettext_lazy("Release blocked jobs"))
-    def release(self, request: HttpRequest, queryset: QuerySet[Any]) -> HttpResponse:
-        return self._operate(request, queryset, RELEASE)
-
-    def _operate(
+    def operate(
         self, request: HttpRequest, queryset: QuerySet[Any], operation: Operation
     ) -> HttpResponse:
         """Ask first; once confirmed, make the move on each job and report."""
         confirmed = request.POST.get("confirm") == "yes"
         if confirmed:
-            queryset = self._confirmed_jobs(request, queryset)
-        jobs = list(queryset[: MAX_JOBS + 1])
+            queryset = self._confirmed(request, queryset)
+        rows = list(queryset[: MAX_ROWS + 1])
         options = operation.options(request.POST if confirmed else None)
-        if not jobs:
-            self.message_user(request, _("None of these jobs is there any more."), messages.WARNING)
+        if not rows:
+            self.message_user(request, _("None of these is there any more."), messages.WARNING)
         elif not confirmed or not options.is_valid():
-            return self._ask(request, operation, jobs, options)
+            return self._ask(request, operation, rows, options)
         else:
-            move: Move = partial(operation.move, **options.cleaned_data)
+            move = partial(operation.move, **options.cleaned_data)
             operator = request.user.get_username()
-            report = operate(jobs[:MAX_JOBS], move, action=operation.name, operator=operator)
+            report = operate(rows[:MAX_ROWS], move, action=operation.name, operator=operator)
             self._log(request, operation, report)
             self._tell(request, report)
         return HttpResponseRedirect(self._back(request))
 
-    def _confirmed_jobs(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        """Take the jobs that the page listed, also those that have left the list's filter since."""
+    def _confirmed(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        """Take the rows that the page listed, also those that have left the list's filter since."""
         if request.POST.get("select_across", "0") != "0":
             return queryset
         return self.get_queryset(request).filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME))
 
     def _ask(
-        self, request: HttpRequest, operation: Operation, jobs: list[Job], options: forms.Form
+        self, request: HttpRequest, operation: Operation, rows: list[Any], options: forms.Form
     ) -> HttpResponse:
         """Show the confirmation page; it posts the list's own fields again, and ``confirm``.
 
-        The jobs are named one by one, so that what is confirmed is what was seen.
+        The rows are named one by one, so that what is confirmed is what was seen.
         """
-        chosen = jobs[:MAX_JOBS]
+        chosen = rows[:MAX_ROWS]
         hidden = [("action", operation.name), ("select_across", "0"), ("confirm", "yes")]
-        hidden += [("from_job", "1")] if "from_job" in request.POST else []
-        hidden += [(ACTION_CHECKBOX_NAME, str(job.pk)) for job in chosen]
+        hidden += [("from_page", "1")] if "from_page" in request.POST else []
+        hidden += [(ACTION_CHECKBOX_NAME, str(row.pk)) for row in chosen]
         context = {
             **self.admin_site.each_context(request),
             "opts": self.opts,
@@ -207,18 +135,19 @@ class OperatorActions(ModelAdmin):
             "options": options,
             "hidden": hidden,
             "count": len(chosen),
-            "listed": chosen[:LISTED],
+            "columns": [label for label, _cell in self.described],
+            "listed": [[cell(row) for _label, cell in self.described] for row in chosen[:LISTED]],
             "unlisted": len(chosen) - len(chosen[:LISTED]),
-            "cut_at": MAX_JOBS if len(jobs) > MAX_JOBS else None,
+            "cut_at": MAX_ROWS if len(rows) > MAX_ROWS else None,
             "back": self._back(request),
         }
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "django_durable_jobs/admin/confirm.html", context)
 
     def _back(self, request: HttpRequest) -> str:
-        """Give the page that the action was started from: the list as it was, or the job."""
+        """Give the page that the action was started from: the list as it was, or the row's."""
         chosen = request.POST.getlist(ACTION_CHECKBOX_NAME)
-        if "from_job" not in request.POST or len(chosen) != 1:
+        if "from_page" not in request.POST or len(chosen) != 1:
             return request.get_full_path()
         return reverse(
             f"admin:{self.opts.app_label}_{self.opts.model_name}_change",
@@ -227,12 +156,12 @@ class OperatorActions(ModelAdmin):
         )
 
     def _log(self, request: HttpRequest, operation: Operation, report: Report) -> None:
-        """Write Django's own log as well, which the history page of a job shows."""
+        """Write Django's own log as well, which the history page of a row shows."""
         user: Any = request.user
-        for outcome, jobs in report.changed.items():
+        for outcome, rows in report.changed.items():
             LogEntry.objects.log_actions(
                 user.pk,
-                jobs,
+                rows,
                 CHANGE,
                 f"{operation.button}: {_word(outcome)}",
             )
@@ -258,4 +187,7 @@ def _word(outcome: str) -> str:
         "unchanged": _("unchanged"),
         "retried": _("retried"),
         "released": _("released"),
+        "paused": _("paused"),
+        "resumed": _("resumed"),
+        "run now": _("run now"),
     }[outcome]

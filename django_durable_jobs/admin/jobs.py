@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin
 from django.contrib.admin.utils import flatten_fieldsets
-from django.db import connections, transaction
 from django.db.models import F, Value
 from django.db.models.functions import Left, Length
 from django.utils.safestring import SafeString
@@ -18,16 +17,15 @@ from ..conf import settings
 from ..fields import ReadableTextField
 from ..models import Job, JobAttempt, OperatorAction
 from . import displays
-from .actions import OperatorActions
 from .base import ReadOnly, ReadOnlyAdmin
 from .filters import STATUS_PARAMETER, CreatedFilter, StatusFilter
+from .job_actions import JobActions
 from .search import HANDLER_WINDOW, search
 from .standing import standing
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
-    from django.http import HttpRequest, HttpResponse
-    from django.urls import URLPattern
+    from django.http import HttpRequest
 
     TabularInline = admin.TabularInline[Any, Any]
 else:
@@ -100,7 +98,7 @@ class JobAttemptInline(ReadOnly, TabularInline):
         return displays.error(attempt, attempt.error_traceback_head, attempt.error_traceback_size)
 
 
-class JobAdmin(OperatorActions, ReadOnlyAdmin):
+class JobAdmin(JobActions, ReadOnlyAdmin):
     """Jobs: everything read-only, three actions, each page in few indexed queries."""
 
     list_display = (
@@ -214,24 +212,6 @@ class JobAdmin(OperatorActions, ReadOnlyAdmin):
         texts = Job.objects.using(settings.DATABASE).filter(pk=job.pk).values(**heads(LONG))
         job.heads = texts.first()
         return None if job.heads is None else job
-
-    def render_change_form(
-        self, request: HttpRequest, context: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> HttpResponse:
-        # The object tools of our template: what this job's status and this user allow.
-        context["operations"] = self.operations_for(request, context["original"])
-        return super().render_change_form(request, context, *args, **kwargs)
-
-    def get_urls(self) -> list[URLPattern]:
-        """Take the list out of ATOMIC_REQUESTS: an action is a transaction for each job."""
-        urls = super().get_urls()
-        for url in urls:
-            if (getattr(url, "name", None) or "").endswith("_changelist"):
-                # On every alias: our settings are not read while URLs load, or a bad one
-                # would end manage.py check with a traceback.
-                for alias in connections:
-                    transaction.non_atomic_requests(using=alias)(url.callback)
-        return urls
 
     @admin.display(description=_("status"))
     def status_shown(self, job: Job) -> SafeString:

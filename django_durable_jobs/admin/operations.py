@@ -1,48 +1,44 @@
-"""An operator's move on many jobs: each for itself, each written down with it."""
+"""An operator's move on many rows: each for itself, each written down with it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
+from django.core.exceptions import ObjectDoesNotExist
+
+from ..conf import settings
 from ..exceptions import DurableJobsError
-from ..models import Job
-from ..transitions.control import alias_of
 from ..transitions.operators import UNCHANGED, Done, recorded
 
-# Makes the move on one job and gives its outcome in a word.
-Move = Callable[[Job], str]
+Move = Callable[[Any], Done]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What became of the jobs that an operator chose."""
+    """What became of the rows that an operator chose."""
 
     outcomes: Counter[str] = field(default_factory=Counter)
-    changed: dict[str, list[Job]] = field(default_factory=dict)
+    changed: dict[str, list[Any]] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
 
 
-def operate(jobs: Iterable[Job], move: Move, *, action: str, operator: str) -> Report:
-    """Make the move on each job; one that is refused is reported and stops no other."""
+def operate(rows: Iterable[Any], move: Move, *, action: str, operator: str) -> Report:
+    """Make the move on each row; one that is refused is reported and stops no other."""
     report = Report()
-    for job in jobs:
+    for row in rows:
+        alias = row._state.db or settings.DATABASE
         try:
-            outcome = _one(job, move, action=action, operator=operator)
+            done = recorded(alias, partial(move, row), action=action, operator=operator)
         except DurableJobsError as error:
-            report.refused.append(f"{job}: {error}")
-        except Job.DoesNotExist:
-            report.refused.append(f"{job}: it is gone.")
+            report.refused.append(f"{row}: {error}")
+        except ObjectDoesNotExist:
+            report.refused.append(f"{row}: it is gone.")
         else:
-            report.outcomes[outcome] += 1
-            if outcome != UNCHANGED:
-                report.changed.setdefault(outcome, []).append(job)
+            report.outcomes[done.outcome] += 1
+            if done.outcome != UNCHANGED:
+                report.changed.setdefault(done.outcome, []).append(row)
     return report
-
-
-def _one(job: Job, move: Move, *, action: str, operator: str) -> str:
-    def moved() -> Done:
-        return Done(outcome=move(job), subject=str(job), job_key=job.pk)
-
-    return recorded(alias_of(job), moved, action=action, operator=operator).outcome

@@ -1,4 +1,4 @@
-"""The small tables, to look at: schedules, live workers, pauses, and what operators did."""
+"""The small tables, to look at: live workers, pauses, and what operators did."""
 
 from __future__ import annotations
 
@@ -12,32 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 from ..clock import host_now
 from ..instants import from_microseconds
-from ..models import LiveWorker, OperatorAction, QueuePause, ScheduleCursor
+from ..models import LiveWorker, OperatorAction, QueuePause
 from ..transitions.workers import LIVE_SECONDS
 from . import displays
 from .base import ReadOnlyAdmin
-
-
-class ScheduleCursorAdmin(ReadOnlyAdmin):
-    """How far each schedule has come."""
-
-    list_display = ("name", "next_shown", "last_shown", "paused", "updated_shown")
-    ordering = ("name",)
-    sortable_by = ("name",)
-    fields = ("name", "next_shown", "last_shown", "paused", "fingerprint", "updated_shown")
-    readonly_fields = fields
-
-    @admin.display(description=_("next minute"))
-    def next_shown(self, cursor: ScheduleCursor) -> SafeString | str:
-        return displays.instant(cursor.next_minute)
-
-    @admin.display(description=_("last processed minute"))
-    def last_shown(self, cursor: ScheduleCursor) -> SafeString | str:
-        return displays.instant(cursor.last_minute)
-
-    @admin.display(description=_("updated"))
-    def updated_shown(self, cursor: ScheduleCursor) -> SafeString | str:
-        return displays.instant(cursor.updated_at)
 
 
 class LiveWorkerAdmin(ReadOnlyAdmin):

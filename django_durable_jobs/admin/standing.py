@@ -8,7 +8,7 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from .. import states
-from ..models import Job, QueuePause
+from ..models import Job, QueuePause, ScheduleCursor
 from ..transitions._lanes import lane_of
 from ..transitions.control import alias_of
 from ..transitions.workers import live_capabilities
@@ -95,7 +95,8 @@ def _waiting(job: Job, now: datetime) -> list[str]:
         key = {"key": job.concurrency_key or ""}
         found.append(_("The limit of its concurrency key %(key)s is reached.") % key)
     found += _queue(job)
-    return found or [_("It is due and waits for a free slot of a worker.")]
+    found = found or [_("It is due and waits for a free slot of a worker.")]
+    return found + _schedule(job)
 
 
 def _due_later(job: Job) -> str:
@@ -118,6 +119,15 @@ def _queue(job: Job) -> list[str]:
             % {"queue": job.queue, "handler": job.handler}
         )
     return found
+
+
+def _schedule(job: Job) -> list[str]:
+    """Tell that its schedule is paused, which holds up no job that is made."""
+    cursors = ScheduleCursor.objects.using(alias_of(job))
+    if job.schedule is None or not cursors.filter(name=job.schedule, paused=True).exists():
+        return []
+    said = _("Its schedule %(schedule)s is paused: it makes no more jobs, and this one runs still.")
+    return [said % {"schedule": job.schedule}]
 
 
 def executions_left(job: Any) -> int:

@@ -25,6 +25,7 @@ from .declaration import Schedule, registry
 
 T = TypeVar("T")
 ADOPTED, PAUSED, RESUMED, FORGOTTEN = "adopted", "paused", "resumed", "forgotten"
+RUN_NOW = "run now"
 
 
 def adopt(alias: str, name: str) -> str:

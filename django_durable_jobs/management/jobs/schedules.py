@@ -90,7 +90,8 @@ def _run_now(alias: str, options: Options) -> dict[str, Any]:
 
     def moved() -> Done:
         job = operations.run_now(alias, schedule)
-        return Done(outcome="run now", subject=f"schedule {schedule}: {job}", job_key=job.pk)
+        subject = f"schedule {schedule}: {job}"
+        return Done(outcome=operations.RUN_NOW, subject=subject, job_key=job.pk)
 
     done = recorded(alias, moved, action="run_schedule", operator=operator())
     return {"schedule": schedule, "outcome": done.outcome, "job": done.job_key}
