@@ -22,14 +22,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "django_durable_jobs"
-FENCE, RECOVERY, BLOCKING, MATRIX, RACES = (
+FENCE, RECOVERY, BLOCKING, MATRIX, REPORTS, RACES, REPORT_RACES = (
     f"tests/{name}.py"
     for name in (
         "transitions/test_fence",
         "transitions/test_recovery",
         "transitions/test_blocking",
         "transitions/test_matrix",
+        "transitions/test_reports",
         "races/test_transition_races",
+        "races/test_report_races",
     )
 )
 SECONDS = 60
@@ -50,6 +52,9 @@ HOLDS_UP_RENEWAL = (
 )
 FOREIGN_KEY = f"{FENCE}::test_a_foreign_key_to_the_job_holds_up_no_write"
 REPORTED = f"{FENCE}::test_a_damaged_job_is_reported_once_and_its_neighbours_are_written"
+FORWARD_ONLY = f"{REPORTS}::test_progress_never_goes_back_and_a_refusal_leaves_no_trace"
+AFTER_ROLLBACK = f"{REPORTS}::test_after_a_rollback_the_last_progress_is_the_rows"
+TWO_THREADS = f"{REPORT_RACES}::test_two_threads_of_a_handler_move_its_progress_forward_only"
 STILL_QUEUED = f"{BLOCKING}::test_a_job_that_is_claimed_meanwhile_is_not_blocked"
 EXPIRED_ONLY = f"{RECOVERY}::test_only_the_expired_are_touched"
 NEVER_HIDE = f"{RECOVERY}::test_rows_that_cannot_be_recovered_never_hide_the_next"
@@ -155,6 +160,12 @@ BOTH = [
          '_CANCELLED = "1 = 0"', CANCELLED_FIRST),
     _one("a cancel, at a progress", "transitions/outcomes.py",
          'condition="o.cancel_requested_at IS NULL AND ', 'condition="', TOLD_WHY),
+    _one("a step back, at a progress", "transitions/outcomes.py",
+         " AND o.fraction >= o.progress", "", FORWARD_ONLY, TWO_THREADS),
+    _one("both rows, at a progress", "transitions/outcomes.py",
+         '    attempt_set={"progress": "o.fraction"},\n', "", FORWARD_ONLY),
+    _one("a report joins the handler", "transitions/_fence.py",
+         "own = not joins_transaction(connections[alias])", "own = True", AFTER_ROLLBACK),
     _one("a cancel, at an undone claim", "transitions/claims.py", _IS_CANCELLED,
          '_CANCELLED = "1 = 0"', UNDONE_CANCELLED),
     _one("what damaged means", "transitions/_fence.py", "a.number = j.attempt_count AND ", "",

@@ -120,28 +120,25 @@ class JobContext:
     def progress(self, fraction: float, message: str = "") -> None:
         """Report how far the work is, from 0 to 1, never below this attempt's last.
 
-        Outside a transaction it commits at once; inside the handler's own it goes with it.
-        Raises ``ValueError``, ``InvalidTransition`` (a step back), ``LeaseLost``,
-        ``JobTimeout``, ``JobCancelled``; outside a transaction also ``LockTimeout``, and
-        ``TransactionActive`` where autocommit is off.
+        Outside a transaction it commits at once; inside the handler's own it goes with it,
+        and the job's row is held to its end (CONTRACT 3.9). ``message`` is never refused: it
+        is cut to 500 UTF-8 bytes, and NUL and surrogates are replaced. Raises ``ValueError``,
+        ``InvalidTransition`` (a step back), ``LeaseLost``, ``JobTimeout``, ``JobCancelled``,
+        and outside a transaction ``LockTimeout``.
         """
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise ValueError(f"progress takes a number from 0 to 1, not {type(fraction).__name__}")
         if not 0 <= fraction <= 1:  # false for NaN too
             raise ValueError("progress takes a number from 0 to 1")
         self._refuse_late()
-        try:
-            self._asking(self._store.progress, float(fraction), clean_text(message, MESSAGE_LIMIT))
-        except JobCancelled:
-            # The row says so before the worker's watch has come round.
-            self._cancel_requested = True
-            raise
+        self._asking(self._store.progress, float(fraction), clean_text(message, MESSAGE_LIMIT))
 
     def checkpoint(self, value: Any) -> None:
         """Keep a JSON value for the next attempt, there ``ctx.checkpoint_value``.
 
-        Raises ``ValueError`` for what is not JSON or above ``MAX_RESULT_BYTES``,
-        ``LeaseLost``, ``JobTimeout``. It may be called while a cancel is requested.
+        It commits as ``progress()`` does, and also while a cancel is requested (CONTRACT 3.9).
+        Raises ``ValueError`` for what is not JSON or above ``MAX_RESULT_BYTES`` (UTF-8),
+        ``LeaseLost``, ``JobTimeout``, and outside a transaction ``LockTimeout``.
         """
         text = encode_result(value, settings.MAX_RESULT_BYTES)
         self._refuse_late()
@@ -203,7 +200,8 @@ class JobContext:
             self._cancel_requested = True
             raise
         except LeaseLost:
-            self._lost = True
+            # After complete() the attempt has ended, unless that rolls back: the rows will tell.
+            self._lost = not self._completed
             raise
 
     def _refuse_late(self) -> None:

@@ -38,7 +38,10 @@ FOR EACH STATEMENT EXECUTE FUNCTION tests_pause();
 """
 _OFF_POSTGRES = f"DROP TRIGGER tests_pause ON {JOBS}; DROP FUNCTION tests_pause()"
 # Not the no-op updates that take the write lock: those set the id only.
-_EVENTS = ("INSERT", "UPDATE OF status, lease_expires_at, cancel_requested_at, progress")
+_EVENTS = (
+    "INSERT",
+    "UPDATE OF status, lease_expires_at, cancel_requested_at, progress, checkpoint",
+)
 
 
 class Paused(Generic[T]):
@@ -80,6 +83,21 @@ def paused(work: Callable[[], T], *, alias: str = DEFAULT_DB_ALIAS) -> Iterator[
             yield one
         finally:
             one.release()
+
+
+@contextmanager
+def passed_over(work: Callable[[], Any], first: Any) -> Iterator[Racer[Any]]:
+    """Race ``work``, which does not wait for locked rows, against ``first``, which stands.
+
+    On PostgreSQL it ends at once; on SQLite it waits for ``first``, which then goes on.
+    """
+    with racing(work) as [second]:
+        if connections[DEFAULT_DB_ALIAS].vendor == "postgresql":
+            second.result()
+        else:
+            second.wait_until_blocked()
+            first()
+        yield second
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from django.test import override_settings
 
 from django_durable_jobs import states
 from django_durable_jobs.dialects import dialect_for
-from django_durable_jobs.exceptions import InvalidTransition, JobCancelled, LeaseLost, LockTimeout
+from django_durable_jobs.exceptions import InvalidTransition, LockTimeout
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.transitions import (
@@ -34,7 +34,7 @@ from django_durable_jobs.transitions import (
 )
 from django_durable_jobs.transitions._fence import standings
 from django_durable_jobs.transitions.claims import ClaimedJob
-from tests.racing import Racer, barrier, held, racing, together
+from tests.racing import barrier, held, racing, together
 from tests.submission.handlers import HANDLERS, order
 from tests.transitions.live import (
     LANE,
@@ -51,7 +51,7 @@ from tests.transitions.live import (
     sleep_past,
 )
 
-from .paused import old_snapshot, paused
+from .paused import old_snapshot, passed_over, paused
 
 pytestmark = pytest.mark.django_db(transaction=True)
 POSTGRES = connection.vendor == "postgresql"
@@ -86,21 +86,6 @@ def renew(one: ClaimedJob) -> Callable[[], set[str]]:
 
 def recover_all() -> int:
     return recovery.recover_expired("default")
-
-
-@contextmanager
-def passed_over(work: Callable[[], Any], first: Any) -> Iterator[Racer[Any]]:
-    """Race ``work``, which does not wait for locked rows, against ``first``, which stands.
-
-    On PostgreSQL it ends at once; on SQLite it waits for ``first``, which then goes on.
-    """
-    with racing(work) as [second]:
-        if POSTGRES:
-            second.result()
-        else:
-            second.wait_until_blocked()
-            first()
-        yield second
 
 
 # Claim against claim ------------------------------------------------------------------------------
@@ -432,36 +417,6 @@ def test_a_renewal_during_a_recovery_by_hand_is_busy_then_lost():
         first.commit()
     assert renew(one)() == set()
     assert not standings("default", holders([one]))[one.token].owns
-
-
-@pytest.mark.parametrize("write", ["progress", "checkpoint"])
-def test_a_handlers_write_after_the_recovery_is_refused(write):
-    [one] = expired()
-
-    def progress() -> None:
-        outcomes.record_progress("default", one.id, one.token, 0.5, "late")
-
-    def checkpoint() -> None:
-        outcomes.record_checkpoint("default", one.id, one.token, '"late"')
-
-    with paused(recover_all) as first:
-        with racing(progress if write == "progress" else checkpoint) as [second]:
-            second.wait_until_blocked()
-            first.go_on()
-        assert isinstance(second.error(), LeaseLost)
-    assert (job().progress, job().checkpoint) == (0, None)
-
-
-def test_a_progress_after_a_cancel_is_told():
-    [one] = claimed()
-    with (
-        paused(cancel) as first,
-        racing(lambda: outcomes.record_progress("default", one.id, one.token, 0.5, "")) as [second],
-    ):
-        second.wait_until_blocked()
-        first.go_on()
-        assert isinstance(second.error(), JobCancelled)
-    assert job().progress == 0
 
 
 # Recovery against recovery ------------------------------------------------------------------------

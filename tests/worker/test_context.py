@@ -11,10 +11,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import connection, connections, transaction
 
 from django_durable_jobs import JobContext, job
-from django_durable_jobs.exceptions import InvalidTransition, JobTimeout, LeaseLost
+from django_durable_jobs.exceptions import (
+    InvalidTransition,
+    JobCancelled,
+    JobTimeout,
+    LeaseLost,
+)
 from django_durable_jobs.handlers import Registry
 from django_durable_jobs.models import Job, JobAttempt
 
@@ -327,6 +334,55 @@ def test_an_async_handler_reports_and_returns(handlers: Registry) -> None:
     assert Business.objects.count() == 2
 
 
+@pytest.mark.parametrize("why", ["cancelled", "lost", "late"])
+def test_the_async_twins_stop_a_handler_as_the_others_do(handlers: Registry, why: str) -> None:
+    told: list[BaseException] = []
+
+    def move(ctx: JobContext) -> None:
+        one = Job.objects.get(job_id=ctx.job_id)
+        if why == "cancelled":
+            one.request_cancel()
+        if why == "lost":
+            change(one, lease_expires_at=1)
+
+    async def reports(ctx: JobContext) -> None:
+        try:
+            await ctx.aprogress(0.5)
+        finally:
+            await ctx.acheckpoint("a cancel leaves it")
+
+    @job("context.async_stops", backoff=50, retry_on_interrupt=False)
+    async def async_stops(ctx: JobContext) -> None:
+        with pytest.raises(SynchronousOnlyOperation):
+            ctx.progress(0.1)
+        with pytest.raises(SynchronousOnlyOperation):
+            ctx.checkpoint("sync")
+        await sync_to_async(move)(ctx)
+        try:
+            if why == "late":
+                await asyncio.sleep(3600)
+            await reports(ctx)
+        except asyncio.CancelledError:
+            await reports(ctx)
+        except BaseException as error:
+            told.append(error)
+            raise
+
+    stopped = async_stops.submit()
+    change(stopped, timeout=0.2 if why == "late" else 20)
+    drain()
+    if why == "late":
+        assert_timed_out(stopped)
+        return
+    if why == "lost":
+        drain()
+    expected = {"cancelled": "cancelled", "lost": "interrupted"}[why]
+    kept = "a cancel leaves it" if why == "cancelled" else None
+    assert (fresh(stopped).status, fresh(stopped).checkpoint) == (expected, kept)
+    assert fresh(stopped).progress == 0
+    assert [type(error) for error in told] == [JobCancelled if why == "cancelled" else LeaseLost]
+
+
 def test_the_deadline_cancels_the_task_of_an_async_handler(handlers: Registry) -> None:
     cleaned = []
 
@@ -392,8 +448,6 @@ def test_a_task_that_an_async_handler_leaves_behind_ends_with_the_worker(
 
 
 def test_async_handlers_have_connections_of_their_own(handlers: Registry) -> None:
-    from asgiref.sync import sync_to_async
-
     used: set[int] = set()
     barrier = threading.Barrier(2, timeout=20)
 
