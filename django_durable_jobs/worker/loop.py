@@ -27,6 +27,7 @@ from .finisher import longest_wait
 from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
+from .lifeline import ChildEnd
 from .options import WorkerOptions
 from .overdue import HardLimit
 from .passes import Serving, own_capabilities, run_passes
@@ -34,7 +35,7 @@ from .presence import Presence
 from .scheduling import Scheduling
 from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
-from .supervised import Loop, backoff, is_transient
+from .supervised import Loop, backoff, is_transient, stop_all
 from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -55,11 +56,15 @@ class Worker:
     """
 
     def __init__(
-        self, options: WorkerOptions, *, owns_process: bool = False, is_replaced: bool = False
+        self,
+        options: WorkerOptions,
+        *,
+        owns_process: bool = False,
+        parent: ChildEnd | None = None,
     ) -> None:
         self.options = options
         self._owns_process = owns_process
-        self._is_replaced = is_replaced
+        self._parent = parent
         self.finished = 0
         self._alias = options.alias
         self._stopping = False
@@ -103,7 +108,7 @@ class Worker:
             Loop(
                 "hard limit",
                 self._alias,
-                self._hard_limit.step,
+                self._look_at_limits,
                 interval=lambda: min(HARD_LIMIT_SECONDS, self._hard_limit.interval()),
             ),
         ]
@@ -141,10 +146,11 @@ class Worker:
         try:
             with connections.outside_pool(self._alias):
                 self._work()
+                if self._parent is not None and self._is_worn_out():
+                    self._parent.retire()
                 return self._shut_down()
         finally:
-            for loop in self._loops:
-                loop.stop()
+            stop_all(self._loops)
             self._call.stop()
             self._presence.leave()
             logger.info("worker %s ends; it finished %d attempts", self.options.name, self.finished)
@@ -189,7 +195,8 @@ class Worker:
 
     def _is_worn_out(self) -> bool:
         """Tell whether stuck threads cost this process: the first does where it is replaced."""
-        return self._hard_limit.lost_slots >= (1 if self._is_replaced else self._slots.count)
+        bearable = 1 if self._parent is not None else self._slots.count
+        return self._hard_limit.lost_slots >= bearable
 
     def _is_idle(self) -> bool:
         return len(self._held) == 0
@@ -294,6 +301,12 @@ class Worker:
             self._due_soon = due
             if due - time.monotonic() < settings.POLL_SECONDS:
                 self._chores_loop.wake()
+
+    def _look_at_limits(self) -> None:
+        """The supervisor hears of us from here: no database and no handler holds this up."""
+        self._hard_limit.step()
+        if self._parent is not None:
+            self._parent.beat()
 
     # -- running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,19 +11,22 @@ from dataclasses import replace
 from django.db import DatabaseError, connections
 from django.db.migrations.executor import MigrationExecutor
 
+from ..conf import settings
 from ..dialects.base import refuse_open_transaction
 from ..exceptions import InvalidSchedule, TransactionActive
 from ..schedules.cursors import require_adopted
 from ..schedules.declaration import registry as schedules
 from ..transactions import in_test_wrapper
 from .connections import clean, close_before_fork
+from .lifeline import ChildEnd
 from .loop import Worker
 from .options import InvalidOptions, MigrationsMissing, WorkerOptions
-from .signals import stop_at_end_of, stop_on_signal
+from .signals import stop_on_signal
 from .supervised import backoff, is_transient
-from .supervisor import Supervisor
+from .supervisor import Limits, Supervisor
 
 APP = "django_durable_jobs"
+MIN_SILENCE_SECONDS = 5.0
 logger = logging.getLogger("django_durable_jobs.worker")
 
 
@@ -39,22 +43,29 @@ def run_worker(
     if options.schedules:
         _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
     started(options)
-    if options.until_idle or options.processes == 0:
+    # Where a process cannot fork, this one works alone.
+    if options.until_idle or options.processes == 0 or not hasattr(os, "fork"):
         return _work(options, owns_process=owns_process)
     close_before_fork()
 
-    def work(number: int, pipe: int) -> int:
+    def work(number: int, parent: ChildEnd) -> int:
         named = replace(options, name=f"{options.name}/{number + 1}")
-        return _work(named, owns_process=True, parent=pipe)
+        return _work(named, owns_process=True, parent=parent)
 
-    return Supervisor(options.processes, work).run()
+    limits = Limits(
+        # Of a child that was silent for a whole lease no job is its own any more.
+        silence=max(MIN_SILENCE_SECONDS, float(settings.LEASE_SECONDS)),
+        stop=float(settings.SHUTDOWN_SECONDS) + float(settings.TIMEOUT_GRACE_SECONDS),
+    )
+    bounded = options.max_jobs is not None
+    return Supervisor(options.processes, work, limits, bounded=bounded).run()
 
 
-def _work(options: WorkerOptions, *, owns_process: bool, parent: int | None = None) -> int:
-    worker = Worker(options, owns_process=owns_process, is_replaced=parent is not None)
+def _work(options: WorkerOptions, *, owns_process: bool, parent: ChildEnd | None = None) -> int:
+    worker = Worker(options, owns_process=owns_process, parent=parent)
     with stop_on_signal(worker.stop):
         if parent is not None:
-            stop_at_end_of(parent, worker.stop)
+            parent.watch(worker.stop)
         return worker.run()
 
 

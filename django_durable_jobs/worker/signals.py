@@ -42,13 +42,3 @@ def stop_on_signal(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def stop_at_end_of(pipe: int, stop: Callable[[], None]) -> None:
-    """Call ``stop`` once the other side of a pipe is closed, from a thread of its own."""
-
-    def watch() -> None:
-        os.read(pipe, 1)
-        stop()
-
-    threading.Thread(target=watch, name="durable-parent-watch", daemon=True).start()

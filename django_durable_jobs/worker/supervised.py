@@ -59,9 +59,11 @@ class Loop:
     def wake(self) -> None:
         self._wake.set()
 
-    def stop(self, timeout: float = 5.0) -> None:
+    def tell_to_stop(self) -> None:
         self._stopping = True
         self._wake.set()
+
+    def join(self, timeout: float) -> None:
         self._thread.join(timeout)
 
     def _run(self) -> None:
@@ -93,3 +95,12 @@ class Loop:
             return False
         self.last_success = time.monotonic()
         return True
+
+
+def stop_all(loops: list[Loop], timeout: float = 5.0) -> None:
+    """Stop loops together; one that hangs in the database is left behind after ``timeout``."""
+    end = time.monotonic() + timeout
+    for loop in loops:
+        loop.tell_to_stop()
+    for loop in loops:
+        loop.join(max(0.0, end - time.monotonic()))

@@ -1,102 +1,242 @@
-"""A parent that keeps P worker processes alive and tells them when to stop."""
+"""A parent that keeps P worker processes at work, and ends those that do not end themselves."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
+from .lifeline import ChildEnd, ParentEnd, lifeline
 from .loop import CRASHED, DRAINED, GAVE_UP
 from .signals import SIGNALS, stop_on_signal
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
 TICK_SECONDS = 0.2
-RESTART_SECONDS = 1.0
+# A pause of ours, or of the whole machine, counts for so much at most.
+LONGEST_TICK_SECONDS = 1.0
+# A child that has lived so long did not end at once.
+SETTLED_SECONDS = 60.0
+RESTART_SECONDS = 0.5
+RESTART_MAX_SECONDS = 30.0
+
+Work = Callable[[int, ChildEnd], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long a child may take, in seconds of the supervisor's own time.
+
+    ``silence``: without a beat while it serves. ``stop``: after the signal, until it should
+    have ended by itself; then ``last_silence`` without a beat, and ``last`` in any case.
+    """
+
+    silence: float
+    stop: float
+    last_silence: float = 5.0
+    last: float = 60.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Child:
+    pid: int
+    line: ParentEnd
+    born: float
+    heard: float
+    retires: bool = False
+    killed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """One of the P processes: who serves there, and who finishes beside its successor."""
+
+    number: int
+    serving: Child | None = None
+    retiring: Child | None = None
+    short_lives: int = 0
+    next_start: float = 0.0
+
+    @property
+    def children(self) -> list[Child]:
+        return [child for child in (self.serving, self.retiring) if child is not None]
+
+
+@dataclass(slots=True)
+class OwnTime:
+    """Seconds in which the supervisor itself was at work.
+
+    A machine that slept, or a process group that was stopped, stops this clock too: nobody is
+    taken for dead for a silence that we have slept through.
+    """
+
+    now: float = 0.0
+    _seen: float = field(default_factory=time.monotonic)
+
+    def tick(self) -> None:
+        seen = time.monotonic()
+        self.now += min(seen - self._seen, LONGEST_TICK_SECONDS)
+        self._seen = seen
 
 
 class Supervisor:
     """Fork ``count`` children that each run ``work``; replace the dead until told to stop.
 
-    It forks before any connection or thread exists in this process. A child is told to stop
-    by the end of its pipe, never by a signal: one that reaches the whole process group (a
-    terminal's Ctrl-C, a service manager) would count twice with ours. The pipe ends as well
-    when this process dies, so that no child outlives it by more than its jobs.
+    It forks before any connection or thread exists in this process. ``work`` gets the place's
+    number and the line, and gives an exit code. A child that is silent for too long is killed
+    and replaced; one that retires finishes beside its successor. With ``bounded`` work a child
+    that drained has done its part and is not replaced.
     """
 
-    def __init__(self, count: int, work: Callable[[int, int], int]) -> None:
-        self._count = count
+    def __init__(self, count: int, work: Work, limits: Limits, *, bounded: bool = False) -> None:
         self._work = work
-        self._children: dict[int, int] = {}
-        self._pipes: dict[int, int] = {}
+        self._limits = limits
+        self._bounded = bounded
+        self._places = [Place(number=number) for number in range(count)]
+        self._time = OwnTime()
         self._stopping = False
+        self._told_at = math.inf
+        self._worst = DRAINED
 
     def run(self) -> int:
-        with stop_on_signal(self.stop, end_now=self._kill):
-            for number in range(self._count):
-                self._spawn(number)
-            worst = DRAINED
-            told = False
-            while self._children:
-                if self._stopping and not told:
-                    told = True
-                    logger.info("stopping %d worker processes", len(self._children))
-                worst = max(worst, self._reap())
+        """Work until told to stop and all children have ended; give the exit code that counts."""
+        with stop_on_signal(self.stop, end_now=self._kill_all):
+            while self._is_needed():
+                self._time.tick()
+                if self._stopping:
+                    self._tell_all()
+                for place in self._places:
+                    self._look_after(place)
+                if os.getpid() == 1:
+                    self._reap_orphans()
                 time.sleep(TICK_SECONDS)
-        return worst
+        return self._worst
 
     def stop(self) -> None:
         self._stopping = True
-        for pid in list(self._pipes):
-            self._close_pipe(pid)
 
-    def _kill(self) -> None:
-        for pid in list(self._children):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    # -- the children
 
-    def _spawn(self, number: int) -> None:
+    def _children(self) -> list[Child]:
+        return [child for place in self._places for child in place.children]
+
+    def _is_needed(self) -> bool:
+        if self._children():
+            return True
+        return not self._stopping and any(place.next_start < math.inf for place in self._places)
+
+    def _look_after(self, place: Place) -> None:
+        for child in place.children:
+            status = _ended(child)
+            if status is None:
+                self._listen_to(child, place)
+            else:
+                self._bury(child, place, status)
+        if place.serving is None and self._time.now >= place.next_start:
+            self._start(place)
+
+    def _listen_to(self, child: Child, place: Place) -> None:
+        any_word, retires = child.line.heard()
+        if any_word:
+            child.heard = self._time.now
+            child.retires |= retires
+        # One beside its successor at most: the next one waits for the first to end.
+        if child.retires and child is place.serving and place.retiring is None:
+            place.serving, place.retiring = None, child
+            pause = self._put_off(place, child)
+            logger.info("worker process %d retires; its successor begins in %g s", child.pid, pause)
+        complaint = self._complaint_of(child)
+        if complaint is not None and not child.killed:
+            logger.error("worker process %d %s and is killed", child.pid, complaint)
+            child.killed = True
+            _kill(child)
+
+    def _complaint_of(self, child: Child) -> str | None:
+        silence = self._time.now - child.heard
+        late = self._time.now - self._told_at - self._limits.stop
+        bound = self._limits.silence
+        if late > 0:
+            bound = min(bound, self._limits.last_silence)
+        if silence > bound:
+            return f"has been silent for {silence:.1f} s"
+        return "does not end" if late > self._limits.last else None
+
+    def _bury(self, child: Child, place: Place, status: int) -> None:
+        child.line.close()
+        code = os.waitstatus_to_exitcode(status)
+        if self._stopping:
+            self._worst = max(self._worst, code if code >= 0 else GAVE_UP)
+        if child is place.retiring:
+            place.retiring = None
+            return
+        place.serving = None
+        if self._stopping or (self._bounded and code == DRAINED):
+            place.next_start = math.inf
+            return
+        pause = self._put_off(place, child)
+        logger.error(
+            "worker process %d ended with %d and is replaced in %g s", child.pid, code, pause
+        )
+
+    def _put_off(self, place: Place, child: Child) -> float:
+        """Give the pause before a child's successor begins: longer while they end at once."""
+        ended_at_once = self._time.now - child.born < SETTLED_SECONDS
+        place.short_lives = place.short_lives + 1 if ended_at_once else 1
+        pause = min(RESTART_MAX_SECONDS, RESTART_SECONDS * 2.0 ** min(place.short_lives - 1, 10))
+        place.next_start = self._time.now + pause
+        return pause
+
+    def _start(self, place: Place) -> None:
         # A signal handler that ran in the child between here and there would be our own.
         with _signals_held_back():
             if self._stopping:
                 return
-            theirs, ours = os.pipe()
+            ours, theirs = lifeline()
             pid = os.fork()
             if pid == 0:
-                _run_child(self._work, number, theirs, [ours, *self._pipes.values()])
-            os.close(theirs)
-            self._children[pid] = number
-            self._pipes[pid] = ours
+                others = [ours, *(child.line for child in self._children())]
+                _run_child(self._work, place.number, theirs, others)
+            theirs.close()
+            now = self._time.now
+            place.serving = Child(pid=pid, line=ours, born=now, heard=now)
 
-    def _close_pipe(self, pid: int) -> None:
-        pipe = self._pipes.pop(pid, None)
-        if pipe is not None:
-            os.close(pipe)
+    # -- the end
 
-    def _reap(self) -> int:
-        """Collect the children that have ended; give the exit code that counts."""
-        worst = DRAINED
-        for pid, number in list(self._children.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if not ended:
-                continue
-            del self._children[pid]
-            self._close_pipe(pid)
-            code = os.waitstatus_to_exitcode(status)
-            if self._stopping:
-                worst = max(worst, code if code >= 0 else GAVE_UP)
-                continue
-            if code == DRAINED:
-                continue
-            logger.error("worker process %d ended with %d and is replaced", pid, code)
-            time.sleep(RESTART_SECONDS)
-            self._spawn(number)
-        return worst
+    def _tell_all(self) -> None:
+        if self._told_at == math.inf:
+            self._told_at = self._time.now
+            logger.info("stopping %d worker processes", len(self._children()))
+            for child in self._children():
+                child.line.tell_to_stop()
+
+    def _kill_all(self) -> None:
+        for child in self._children():
+            _kill(child)
+
+    def _reap_orphans(self) -> None:
+        """Bury whom the container's other processes leave to us, without taking a child's end."""
+        ours = {child.pid for child in self._children()}
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        with suppress(ChildProcessError):
+            while (found := os.waitid(os.P_ALL, 0, options)) and found.si_pid not in ours:
+                os.waitpid(found.si_pid, 0)
+
+
+def _ended(child: Child) -> int | None:
+    """Give the status of a child that has ended."""
+    pid, status = os.waitpid(child.pid, os.WNOHANG)
+    return status if pid else None
+
+
+def _kill(child: Child) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
 
 
 @contextmanager
@@ -108,9 +248,7 @@ def _signals_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _run_child(
-    work: Callable[[int, int], int], number: int, pipe: int, others: Iterable[int]
-) -> None:
+def _run_child(work: Work, number: int, theirs: socket.socket, others: list[ParentEnd]) -> None:
     """Run in the child and leave without the parent's clean-up."""
     code = CRASHED
     try:
@@ -119,8 +257,8 @@ def _run_child(
             signal.signal(one, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         for other in others:
-            os.close(other)
-        code = work(number, pipe)
+            other.close()
+        code = work(number, ChildEnd(theirs))
     except BaseException:
         logger.exception("worker process crashed")
     finally:

@@ -101,14 +101,18 @@ class Process:
         return self.log.read_text(errors="replace")
 
     def children(self) -> list[int]:
-        processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
-        return [pid for pid in processes if parent_of(pid) == self.pid]
+        return children_of(self.pid)
 
     def end_now(self) -> None:
         """End the process and all that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.popen.pid, signal.SIGKILL)
         self.popen.wait()
+
+
+def children_of(parent: int) -> list[int]:
+    processes = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in processes if parent_of(pid) == parent]
 
 
 def parent_of(pid: int) -> int | None:

@@ -157,3 +157,21 @@ def test_the_supervisor_replaces_a_killed_child_and_drains_all_on_sigterm(
     assert [attempt.outcome for attempt in attempts(held[1])] == ["returned"]
     workers = {attempt.worker for job in held for attempt in attempts(job)}
     assert workers == {"twin/1", "twin/2"}
+
+
+def test_a_stopped_child_is_killed_after_a_lease_and_its_job_runs_elsewhere(
+    start_worker: StartWorker, gate: Gate
+) -> None:
+    job = jobs.gated.submit(jobs.Gate(**gate.payload("work")))
+    worker = start_worker("--processes=1", durable_jobs=SHORT)
+    hung = int(gate.begun("work", 1).split()[0])
+    os.kill(hung, signal.SIGSTOP)
+    successor = int(gate.begun("work", 2).split()[0])
+    assert hung != successor
+    assert not is_alive(hung)
+    assert f"worker process {hung} has been silent" in worker.output()
+    gate.open("work")
+    until(lambda: fresh(job).status == "succeeded")
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    assert [attempt.outcome for attempt in attempts(job)] == ["lost", "returned"]

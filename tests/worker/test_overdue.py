@@ -129,15 +129,23 @@ def test_a_slot_that_comes_back_is_free_again(stuck: Stuck) -> None:
 def test_a_stuck_handler_costs_its_process_and_not_the_service(
     start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
 ) -> None:
+    neighbour = jobs.gated.submit(jobs.Gate(**gate.payload("neighbour")))
     durable_jobs(**LIMITED)
-    one = jobs.gated.submit(jobs.Gate(**gate.payload("stuck")), max_attempts=2)
+    one = jobs.gated.submit(jobs.Gate(**gate.payload("stuck")), max_attempts=2, priority=-1)
     settings = {**LIMITED, "RETRY_BASE_SECONDS": 0.1}
     worker = start_worker("--processes=1", "--threads=2", durable_jobs=settings)
     first = gate.begun("stuck", 1).split()[0]
+    assert gate.begun("neighbour").split()[0] == first
+    # The successor begins beside the first process, which has a job to finish.
     second = gate.begun("stuck", 2).split()[0]
     assert first != second
+    assert fresh(neighbour).status == "running"
     until(lambda: fresh(one).status == "failed")
     assert [attempt.status for attempt in attempts(one)] == ["timed_out", "timed_out"]
+    # The second one too has lost a slot, and waits with retiring for the first to end.
+    gate.open("neighbour")
+    until(lambda: fresh(neighbour).status == "succeeded")
+    assert [attempt.outcome for attempt in attempts(neighbour)] == ["returned"]
     # The third process runs what comes next.
     other = jobs.line.submit(jobs.Line(file=str(gate.folder / "lines"), number=1))
     until(lambda: fresh(other).status == "succeeded")
