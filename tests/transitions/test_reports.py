@@ -176,7 +176,7 @@ def test_a_checkpoint_that_cannot_be_read_is_none_and_logged(
     recover_by_the_pass(one, Job.objects.get())
     following = hold(Job.objects.get())
     assert following.ctx.checkpoint_value is None
-    assert "cannot be decoded" in caplog.text and "page" not in caplog.text
+    assert "Stored JSON cannot be read" in caplog.text and "page" not in caplog.text
     following.ctx.checkpoint({"page": 1})
     assert Job.objects.get().checkpoint == {"page": 1}
 
@@ -408,7 +408,7 @@ def test_check_touches_no_database(one: HeldAttempt) -> None:
 
 def test_two_jobs_of_one_handlers_transaction_go_together() -> None:
     """Nothing is kept in the process: each token writes its own rows, whoever calls."""
-    first, second = (context_for("default", one) for one in claimed(2))
+    first, second = (context_for("default", one) for one in claimed(2, timeout=20))
     with transaction.atomic():
         first.progress(0.5, "first")
         second.progress(0.25, "second")
