@@ -34,6 +34,11 @@ class PaymentAdmin(ReadOnlyAdmin):
     list_select_related = ["order"]
 
 
+@admin.register(models.Account)
+class AccountAdmin(ReadOnlyAdmin):
+    list_display = ["customer", "balance_cents"]
+
+
 @admin.register(models.InboxMessage)
 class InboxMessageAdmin(ReadOnlyAdmin):
     list_display = ["source", "message_id", "received_at"]

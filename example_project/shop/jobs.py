@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_durable_jobs import ModelId, PermanentError, job
 
 from shop import airports, broker
-from shop.models import Airport, ImportedChunk, Order, OutboxMessage, Payment
+from shop.models import Account, Airport, ImportedChunk, Order, OutboxMessage, Payment
 
 
 @dataclass
@@ -51,6 +51,24 @@ def book_payment(ctx, payload: BookPayment):
         payment.save(update_fields=["bookings", "booked_at"])
         Order.objects.filter(pk=payment.order_id, paid_at=None).update(paid_at=payment.booked_at)
         ctx.complete()
+
+
+@dataclass
+class Deposit:
+    account: ModelId[Account]
+    cents: int
+
+
+@job("shop.deposit")
+def deposit(ctx, payload: Deposit):
+    """Add to an account what was paid in: money that must not come twice, nor get lost."""
+    with transaction.atomic():
+        found = Account.objects.filter(pk=payload.account.pk).update(
+            balance_cents=F("balance_cents") + payload.cents
+        )
+        if not found:
+            raise PermanentError("The account is gone.")
+        ctx.complete({"cents": payload.cents})
 
 
 @dataclass

@@ -83,6 +83,16 @@ class Payment(models.Model):
         return f"{euros(self.amount_cents)} for {self.order}"
 
 
+class Account(models.Model):
+    """A customer's credit. Deposits are added by their job, each of them once."""
+
+    customer = models.CharField(max_length=100, unique=True)
+    balance_cents = models.PositiveIntegerField(default=0)
+
+    def __str__(self):
+        return f"{self.customer}: {euros(self.balance_cents)}"
+
+
 class InboxMessage(models.Model):
     source = models.CharField(max_length=50)
     message_id = models.CharField(max_length=100)

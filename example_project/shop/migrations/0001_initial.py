@@ -15,6 +15,19 @@ class Migration(migrations.Migration):
 
     operations = [
         migrations.CreateModel(
+            name="Account",
+            fields=[
+                (
+                    "id",
+                    models.BigAutoField(
+                        auto_created=True, primary_key=True, serialize=False, verbose_name="ID"
+                    ),
+                ),
+                ("customer", models.CharField(max_length=100, unique=True)),
+                ("balance_cents", models.PositiveIntegerField(default=0)),
+            ],
+        ),
+        migrations.CreateModel(
             name="Airport",
             fields=[
                 (

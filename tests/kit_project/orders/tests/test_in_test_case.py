@@ -10,11 +10,13 @@ from django.test import TestCase
 from django_durable_jobs import JobCancelled, LeaseLost, ModelId, TransactionActive
 from django_durable_jobs.models import Job
 from django_durable_jobs.testing import (
+    CrashPointFailed,
     FakeClock,
     assert_staged,
     capture_staged,
     claim,
     context,
+    crash_points,
     drain,
     expire_lease,
     refute_staged,
@@ -27,6 +29,7 @@ from orders.jobs import (
     Deposit,
     confirm,
     deposit,
+    deposit_carelessly,
     import_catalogue,
     remind,
 )
@@ -144,6 +147,32 @@ class DepositTests(TestCase):
             held.run(raises=True)
         self.assertEqual(held.row.status, "cancelled")
         self.assertEqual(self.balance(), 0)
+
+
+class CrashTests(TestCase):
+    def test_a_deposit_is_booked_once_wherever_its_worker_dies(self):
+        def stage():
+            self.account = Account.objects.create(owner="Ada")
+            return deposit.submit(Deposit(account=ModelId(self.account), cents=500))
+
+        def check(job):
+            self.account.refresh_from_db()
+            self.assertEqual(self.account.cents, 500)
+
+        crash_points(stage, check)
+
+    def test_a_careless_deposit_is_found_out(self):
+        def stage():
+            self.account = Account.objects.create(owner="Ada")
+            return deposit_carelessly.submit(Deposit(account=ModelId(self.account), cents=500))
+
+        def check(job):
+            self.account.refresh_from_db()
+            self.assertEqual(self.account.cents, 500)
+
+        found_out = r'^after a crash after statement 1 on "default": UPDATE .* 1000 != 500$'
+        with self.assertRaisesRegex(CrashPointFailed, found_out):
+            crash_points(stage, check)
 
 
 class ImportTests(TestCase):

@@ -12,12 +12,13 @@ from django_durable_jobs.testing import (
     FakeClock,
     assert_staged,
     claim,
+    crash_points,
     drain,
     expire_lease,
     refute_staged,
 )
-from orders.jobs import Confirm, Deposit, confirm, deposit
-from orders.models import Account, Order
+from orders.jobs import Catalogue, Confirm, Deposit, confirm, deposit, import_catalogue
+from orders.models import Account, Order, Product
 from orders.services import place_order
 
 
@@ -71,3 +72,14 @@ class OrderTests(TransactionTestCase):
         self.assertEqual(zombie.run().outcome, "lost")
         account.refresh_from_db()
         self.assertEqual(account.cents, 500)
+
+
+class CrashTests(TransactionTestCase):
+    def test_each_product_is_imported_once_wherever_the_worker_dies(self):
+        def stage():
+            return import_catalogue.submit(Catalogue(names=["cup", "pot"]))
+
+        def check(job):
+            self.assertEqual([one.name for one in Product.objects.order_by("pk")], ["cup", "pot"])
+
+        crash_points(stage, check, reset=Product.objects.all().delete)

@@ -3,10 +3,11 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from django.core.mail import send_mail
 from django.db import connection
 
 from django_durable_jobs import job
-from django_durable_jobs.testing import assert_staged, refute_staged
+from django_durable_jobs.testing import assert_staged, crash_points, refute_staged
 from orders.jobs import Confirm, confirm, remind
 from orders.services import place_order
 
@@ -82,3 +83,19 @@ def test_so_the_next_test_may_declare_the_same(durable_drain, durable_handlers):
 @pytest.mark.django_db
 def test_the_rows_of_the_tests_before_are_gone():
     refute_staged(confirm, Confirm(reference="A-1"))
+
+
+@pytest.mark.django_db
+def test_a_mail_is_sent_at_most_once(durable_handlers, mailoutbox):
+    @job("orders.news", retry_on_interrupt=False)
+    def send_news(ctx) -> None:
+        send_mail("News", "None so far.", None, ["ada@example.com"])
+
+    def stage():
+        mailoutbox.clear()
+        return send_news.submit()
+
+    sent = []
+    points = crash_points(stage, lambda job: sent.append((job.status, len(mailoutbox))))
+    assert set(sent) == {("interrupted", 1), ("succeeded", 1)}
+    assert len(sent) == len(points) + 2
