@@ -303,6 +303,7 @@ class LiveWorker(models.Model):
     queues = JSONTextField(null=True, blank=True)
     excluded_queues = JSONTextField(default=list, blank=True)
     capabilities = JSONTextField(default=list, blank=True)
+    longest_timeout = models.FloatField(null=True, blank=True, help_text=_("seconds"))
     started_at = InstantField()
     last_seen_at = InstantField()
 

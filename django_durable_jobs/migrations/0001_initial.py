@@ -34,6 +34,7 @@ class Migration(migrations.Migration):
                     "capabilities",
                     django_durable_jobs.fields.JSONTextField(blank=True, default=list),
                 ),
+                ("longest_timeout", models.FloatField(blank=True, help_text="seconds", null=True)),
                 ("started_at", django_durable_jobs.fields.InstantField()),
                 ("last_seen_at", django_durable_jobs.fields.InstantField()),
             ],

@@ -23,20 +23,24 @@ def block_lane(alias: str, lane: Lane, reason: str, *, patience: float) -> int:
     return _block(alias, lane, condition, reason)
 
 
-def block_unholdable(
-    alias: str, runnable: Sequence[Lane], *, lease_seconds: float | None = None
-) -> int:
-    """Block jobs at the head of a lane whose timeout the lease cannot hold (CONTRACT 4.6)."""
-    dialect = dialect_for(alias)
-    holds = dialect.longest_timeout(lease_seconds)
-    if holds is None:
-        return 0
+def has_unholdable(alias: str, lane: Lane, holds: float) -> bool:
+    """Tell, without a lock, whether ``block_unholdable`` would find a job."""
+    sql = f"SELECT EXISTS({_unholdable(alias, holds)})"
+    return bool(dialect_for(alias).fetch(alias, sql, lane_params([lane]))[0][0])
+
+
+def block_unholdable(alias: str, lane: Lane, holds: float) -> int:
+    """Block jobs at the head of a lane whose timeout is ``holds`` seconds or more (4.6)."""
+    condition = f"j.id IN ({_unholdable(alias, holds)})"
+    return _block(alias, lane, condition, states.INVALID_POLICY)
+
+
+def _unholdable(alias: str, holds: float) -> str:
     head = (
-        f"SELECT j.id, j.timeout FROM {JOBS} j WHERE {_IN_LANE} AND {dialect.claimable('j')}"
-        f" ORDER BY {_CLAIM_ORDER} LIMIT {PAGE}"
+        f"SELECT j.id, j.timeout FROM {JOBS} j WHERE {_IN_LANE}"
+        f" AND {dialect_for(alias).claimable('j')} ORDER BY {_CLAIM_ORDER} LIMIT {PAGE}"
     )
-    condition = f"j.id IN (SELECT h.id FROM ({head}) AS h WHERE h.timeout >= {holds})"
-    return sum(_block(alias, lane, condition, states.INVALID_POLICY) for lane in runnable)
+    return f"SELECT h.id FROM ({head}) AS h WHERE h.timeout >= {holds}"
 
 
 def block_damaged(alias: str, job: int) -> int:

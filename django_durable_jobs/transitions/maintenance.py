@@ -43,7 +43,9 @@ def waiting(alias: str, *, recover: bool = True) -> Waiting:
         f" ORDER BY j.run_at, j.id LIMIT 1) <= {now} AS promote,"
         f" {expired} AS recover,"
         f" EXISTS(SELECT 1 FROM {JOBS} j WHERE {_EXHAUSTED}) AS exhaust,"
-        f" EXISTS(SELECT 1 FROM {JOBS} j WHERE j.status = '{states.BLOCKED}') AS release) AS w"
+        # Likewise: beside many of them EXISTS would read the table until it meets one.
+        f" (SELECT j.id FROM {JOBS} j WHERE j.status = '{states.BLOCKED}' ORDER BY j.queue,"
+        " j.handler, j.handler_version, j.fingerprint, j.id LIMIT 1) IS NOT NULL AS release) AS w"
         f" LEFT JOIN ({queued_lanes_sql(alias)}) AS x ON 1 = 1"
     )
     rows = dialect_for(alias).fetch(alias, sql)

@@ -6,6 +6,7 @@ Never referenced by history: attempts keep the worker's name as text.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 from collections.abc import Collection
@@ -32,6 +33,7 @@ class Served:
     queues: frozenset[str] | None
     excluded_queues: frozenset[str]
     handlers: frozenset[Capability]
+    longest_timeout: float = math.inf
 
     def runs(self, lane: Lane) -> bool:
         if lane.queue in self.excluded_queues:
@@ -47,8 +49,12 @@ def register(
     queues: Collection[str] | None,
     excluded_queues: Collection[str],
     capabilities: Collection[Capability],
+    longest_timeout: float | None = None,
 ) -> int:
-    """Add this process's row and give its key; forget rows that have long gone silent."""
+    """Add this process's row and give its key; forget rows that have long gone silent.
+
+    ``longest_timeout``: the seconds that a job's timeout must stay below there (CONTRACT 4.6).
+    """
     now = dialect_for(alias).instant(alias)
     gone = from_microseconds(now - seconds_to_microseconds(20 * LIVE_SECONDS))
     workers = LiveWorker.objects.using(alias)
@@ -61,6 +67,7 @@ def register(
             queues=None if queues is None else sorted(queues),
             excluded_queues=sorted(excluded_queues),
             capabilities=sorted(capabilities),
+            longest_timeout=longest_timeout,
             started_at=from_microseconds(now),
             last_seen_at=from_microseconds(now),
         )
@@ -93,6 +100,7 @@ def _served(worker: LiveWorker) -> Served | None:
             queues=None if worker.queues is None else frozenset(worker.queues),
             excluded_queues=frozenset(worker.excluded_queues),
             handlers=frozenset((name, version, key) for name, version, key in worker.capabilities),
+            longest_timeout=math.inf if worker.longest_timeout is None else worker.longest_timeout,
         )
     except (TypeError, ValueError):
         logger.warning("the row of live worker %s cannot be read", worker.pk)

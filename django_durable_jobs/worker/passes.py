@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .. import states
 from ..conf import settings
+from ..dialects import dialect_for
 from ..dialects.base import Lane
 from ..handlers import registry
 from ..transitions.blocking import (
@@ -15,6 +16,7 @@ from ..transitions.blocking import (
     block_lane,
     block_unholdable,
     blocked_lanes,
+    has_unholdable,
     release_lane,
 )
 from ..transitions.claims import queued_lanes
@@ -81,8 +83,7 @@ def run_passes(
         _told(block_damaged(alias, job), f"blocked: job {job} is damaged, as its whole lane is")
     queued = queued_lanes(alias) if moved else found.queued.sound
     runnable = [lane for lane in queued if serving.runs(lane)]
-    unholdable = block_unholdable(alias, runnable, lease_seconds=lease_seconds)
-    _told(unholdable, "blocked: the lease cannot hold their timeout")
+    _block_unholdable(alias, runnable, lease_seconds)
     foreign = [lane for lane in queued if serving.serves(lane.queue) and lane not in runnable]
     if foreign:
         _block(alias, foreign, serving.handlers, 2 * settings.POLL_SECONDS if patient else 0)
@@ -99,6 +100,19 @@ def _release(alias: str, serving: Serving, lease_seconds: float | None) -> int:
     lanes = [lane for lane in blocked_lanes(alias) if serving.runs(lane)]
     released = sum(release_lane(alias, lane, lease_seconds=lease_seconds) for lane in lanes)
     return _told(released, "released: this worker can run")
+
+
+def _block_unholdable(alias: str, runnable: Iterable[Lane], lease_seconds: float | None) -> None:
+    """Block what neither this lease can hold nor that of another live worker of the lane (4.6)."""
+    own = dialect_for(alias).longest_timeout(lease_seconds)
+    if own is None:
+        return
+    lanes = [lane for lane in runnable if has_unholdable(alias, lane, own)]
+    others = live_capabilities(alias) if lanes else []
+    for lane in lanes:
+        longest = [other.longest_timeout for other in others if other.runs(lane)]
+        blocked = block_unholdable(alias, lane, max([own, *longest]))
+        _told(blocked, "blocked: the lease cannot hold their timeout")
 
 
 def _block(

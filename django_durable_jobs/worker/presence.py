@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from ..dialects import dialect_for
 from ..transitions.workers import beat, deregister, register
 from .options import WorkerOptions
 from .passes import Serving
@@ -29,6 +30,7 @@ class Presence:
             queues=self._serving.queues,
             excluded_queues=self._serving.excluded_queues,
             capabilities=self._serving.handlers,
+            longest_timeout=dialect_for(self._options.alias).longest_timeout(),
         )
 
     def leave(self) -> None:

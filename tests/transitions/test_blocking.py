@@ -215,6 +215,27 @@ def test_on_sqlite_a_timeout_that_the_lease_cannot_hold_blocks_the_job(clock):
     assert state(one) == ("queued", None)
 
 
+@only_sqlite
+@short_lease
+def test_a_live_worker_whose_lease_can_hold_it_keeps_it_from_being_blocked(clock):
+    """Old and new settings side by side: no ping-pong between the two."""
+    mine = known()
+    capability = (HANDLER, 1, mine["fingerprint"])
+    [one] = queued(run_at=NOW, timeout=LEASE * 2, **mine)
+    short = live_worker(capabilities={capability}, longest_timeout=LEASE * 2)
+    longer = live_worker(capabilities={capability}, longest_timeout=LEASE * 3)
+    live_worker(capabilities={capability}, queues=["another"], longest_timeout=LEASE * 3)
+    for _ in range(3):
+        passes(patient=False)
+        assert state(one) == ("queued", None)
+    workers.deregister("default", longer)
+    passes(patient=False)
+    assert state(one) == ("blocked", "invalid_policy"), "the other's lease is no longer than it"
+    workers.deregister("default", short)
+    passes(patient=False)
+    assert state(one) == ("blocked", "invalid_policy")
+
+
 @pytest.mark.skipif(connection.vendor == "sqlite", reason="there it matters")
 @short_lease
 def test_elsewhere_a_lease_may_be_shorter_than_the_timeout(clock):
