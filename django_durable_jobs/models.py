@@ -304,6 +304,7 @@ class LiveWorker(models.Model):
     excluded_queues = JSONTextField(default=list, blank=True)
     capabilities = JSONTextField(default=list, blank=True)
     longest_timeout = models.FloatField(null=True, blank=True, help_text=_("seconds"))
+    health = JSONTextField(default=dict, blank=True)
     started_at = InstantField()
     last_seen_at = InstantField()
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from django.contrib import admin
+from django.db.models import BooleanField, ExpressionWrapper, Q, QuerySet
+from django.http import HttpRequest
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from django.utils.translation import gettext_lazy as _
 
-from ..clock import host_now
-from ..instants import from_microseconds
 from ..models import LiveWorker, OperatorAction, QueuePause
-from ..transitions.workers import LIVE_SECONDS
+from ..transitions.workers import LiveSince
 from . import displays
 from .base import ReadOnlyAdmin
 
@@ -38,16 +36,23 @@ class LiveWorkerAdmin(ReadOnlyAdmin):
         "queues",
         "excluded_queues",
         "capabilities",
+        "health",
         "started_shown",
         "seen_shown",
     )
     readonly_fields = fields
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[LiveWorker]:
+        workers = super().get_queryset(request)
+        seen = Q(last_seen_at__gt=LiveSince())
+        lives = ExpressionWrapper(seen, output_field=BooleanField())
+        annotated: QuerySet[LiveWorker] = workers.annotate(lives=lives)
+        return annotated
+
     @admin.display(description=_("live"), boolean=True)
     def is_live(self, worker: LiveWorker) -> bool:
-        """By this host's clock; a killed worker's row stays until another one starts."""
-        now = from_microseconds(host_now())
-        return bool(worker.last_seen_at > now - timedelta(seconds=LIVE_SECONDS))
+        """By the clock that decides; another worker removes the row of a dead one."""
+        return bool(worker.lives)  # type: ignore[attr-defined]
 
     @admin.display(description=_("queues"))
     def queues_shown(self, worker: LiveWorker) -> str:

@@ -35,6 +35,7 @@ class Migration(migrations.Migration):
                     django_durable_jobs.fields.JSONTextField(blank=True, default=list),
                 ),
                 ("longest_timeout", models.FloatField(blank=True, help_text="seconds", null=True)),
+                ("health", django_durable_jobs.fields.JSONTextField(blank=True, default=dict)),
                 ("started_at", django_durable_jobs.fields.InstantField()),
                 ("last_seen_at", django_durable_jobs.fields.InstantField()),
             ],

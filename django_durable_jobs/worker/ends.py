@@ -16,6 +16,7 @@ from .finisher import Finisher, longest_wait, without_content
 from .heartbeat import BUSY_WAIT_SECONDS
 from .held import Held
 from .on_finish import OnFinish, OnFinishFailed, finish_announced, on_finish_of
+from .pulse import Pulse
 from .slots import refresh
 from .supervised import backoff, is_transient
 
@@ -41,6 +42,10 @@ class Ends:
         # By token: until when (monotonic) the call of on_finish that runs now may take.
         self._alone: dict[str, float] = {}
         self._given_up = False
+
+    @property
+    def pulse(self) -> Pulse:
+        return self._finisher.pulse
 
     def start(self) -> None:
         self._finisher.start()

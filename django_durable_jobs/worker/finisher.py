@@ -12,6 +12,7 @@ from ..conf import settings
 from ..exceptions import LockTimeout
 from ..transitions.outcomes import FinishReport, Outcome, finish
 from . import connections
+from .pulse import Pulse
 from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -26,7 +27,7 @@ class Finisher:
     """One thread that writes what handlers did, until each job is written or lost."""
 
     def __init__(self, alias: str, settled: Callable[[list[Outcome], FinishReport], None]) -> None:
-        self.failures = 0
+        self.pulse = Pulse("finish")
         self._alias = alias
         self._settled = settled
         self._ready = threading.Condition()
@@ -77,7 +78,9 @@ class Finisher:
                     break
                 if self._stopping:
                     return None
+                self.pulse.rest()
                 self._ready.wait()
+            self.pulse.begin()
             group = self._arrived[:GROUP]
             del self._arrived[: len(group)]
             return group
@@ -91,6 +94,7 @@ class Finisher:
             self._settle([outcome], self._alone(outcome))
 
     def _settle(self, group: list[Outcome], report: FinishReport) -> None:
+        self.pulse.succeeded()
         self._settled([one for one in group if one not in report.busy], report)
         self._busy += report.busy
 
@@ -101,7 +105,7 @@ class Finisher:
                 return finish(self._alias, group, lock_timeout=longest_wait())
             except Exception as error:
                 in_a_row += 1
-                self.failures += 1
+                self.pulse.failed()
                 connections.clean()
                 if isinstance(error, LockTimeout):
                     logger.warning("a group of %d ends met a lock; each goes alone", len(group))

@@ -11,15 +11,17 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
-from .. import states
+from .. import __version__, states
 from ..conf import settings
 from ..dialects import dialect_for
 from ..instants import SECOND
-from ..transitions.claims import ClaimedJob, block_claimed, claim
+from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
 from . import connections
+from .blocking import block
 from .calls import Caller
 from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
@@ -32,6 +34,7 @@ from .options import WorkerOptions
 from .overdue import HardLimit
 from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
+from .pulse import Pulse
 from .scheduling import Scheduling
 from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
@@ -82,7 +85,8 @@ class Worker:
             self._serving,
             fresh_seconds=0 if options.until_idle else FRESH_SECONDS,
         )
-        self._presence = Presence(options, self._serving)
+        self._presence = Presence(options, self._serving, self._health)
+        self._pulse = Pulse("claim")
         self._passes = threading.Lock()
         self._next_recovery = 0.0
         self._held = HeldJobs()
@@ -155,6 +159,20 @@ class Worker:
             self._presence.leave()
             logger.info("worker %s ends; it finished %d attempts", self.options.name, self.finished)
 
+    def _health(self) -> dict[str, Any]:
+        """What the worker's row says of it, as JSON (CONTRACT 4.9)."""
+        return {
+            "version": __version__,
+            "slots": self._slots.count,
+            "lost_slots": self._hard_limit.lost_slots,
+            "held": len(self._held),
+            "finished": self.finished,
+            "loops": {one.name: one.health() for one in self._pulses()},
+        }
+
+    def _pulses(self) -> list[Pulse]:
+        return [self._pulse, self._ends.pulse, *self._loops]
+
     # -- claiming
 
     def _work(self) -> None:
@@ -167,6 +185,7 @@ class Worker:
                 else:
                     more = self._claim()
                 self._failures = 0
+                self._pulse.succeeded()
             except Exception as error:
                 self._survive(error)
                 continue
@@ -234,8 +253,10 @@ class Worker:
         """Wait for a slot, or for a look that finds something to claim."""
         if more and self._capacity():
             return
+        self._pulse.rest()
         while not self._is_woken() and not self._is_look_due():
             continue
+        self._pulse.begin()
 
     def _is_woken(self) -> bool:
         """Wait a poll interval at most; a little less, so that workers do not poll in step."""
@@ -254,6 +275,7 @@ class Worker:
 
     def _survive(self, error: Exception) -> None:
         self._failures += 1
+        self._pulse.failed()
         if is_transient(self._alias, error):
             logger.warning("the claim loop waits for the database: %s", type(error).__name__)
         else:
@@ -348,7 +370,7 @@ class Worker:
         """Run the handler; None where there is no end to write, or it is written already."""
         dispatch = prepare(held.job)
         if not isinstance(dispatch, Dispatch):
-            self._block(held, dispatch)
+            block(self._alias, held, dispatch)
             return None
         process = os.getpid()
         outcome = execute(dispatch, held.ctx, self._call)
@@ -359,22 +381,6 @@ class Worker:
             self.finished += 1
             logger.debug("job %d: the handler completed it, now succeeded", held.job.id)
         return outcome
-
-    def _block(self, held: Held, reason: str) -> None:
-        logger.warning("job %d is blocked: %s", held.job.id, reason)
-        failures = 0
-        while not held.lost:
-            try:
-                row = (held.job.id, held.job.token, reason)
-                if not block_claimed(self._alias, [row], wait=True):
-                    logger.warning("job %d cannot be blocked; it is left unchanged", held.job.id)
-                return
-            except Exception as error:
-                if not is_transient(self._alias, error):
-                    raise
-                failures += 1
-                connections.clean()
-                time.sleep(backoff(failures))
 
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         """Let go of the jobs whose end is written, or that are not ours any more."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import Any
 
 from ..dialects import dialect_for
 from ..transitions.workers import beat, deregister, register
@@ -15,14 +17,18 @@ logger = logging.getLogger("django_durable_jobs.worker")
 class Presence:
     """What others see of this worker (CONTRACT 4.9)."""
 
-    def __init__(self, options: WorkerOptions, serving: Serving) -> None:
+    def __init__(
+        self, options: WorkerOptions, serving: Serving, health: Callable[[], dict[str, Any]]
+    ) -> None:
         self._options = options
         self._serving = serving
+        self._health = health
         self._key: int | None = None
 
     def beat(self) -> None:
         """Register, or say that we live; a row that somebody removed is written again."""
-        if self._key is not None and beat(self._options.alias, self._key):
+        health = self._health()
+        if self._key is not None and beat(self._options.alias, self._key, health):
             return
         self._key = register(
             self._options.alias,
@@ -31,6 +37,7 @@ class Presence:
             excluded_queues=self._serving.excluded_queues,
             capabilities=self._serving.handlers,
             longest_timeout=dialect_for(self._options.alias).longest_timeout(),
+            health=health,
         )
 
     def leave(self) -> None:
@@ -39,5 +46,5 @@ class Presence:
         try:
             deregister(self._options.alias, self._key)
         except Exception as error:
-            # The row goes silent and is forgotten by the next worker that starts.
+            # The row goes silent and is forgotten by another worker.
             logger.warning("the worker's row stays behind: %s", type(error).__name__)

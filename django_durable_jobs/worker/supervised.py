@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from ..dialects import dialect_for
 from . import connections
+from .pulse import Pulse
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -26,7 +27,7 @@ def backoff(failures: int) -> float:
     return min(BACKOFF_MAX_SECONDS, 0.05 * 2.0 ** min(failures, 10)) * random.uniform(0.5, 1)  # noqa: S311
 
 
-class Loop:
+class Loop(Pulse):
     """Run ``step`` every ``interval`` seconds in a thread of its own, with its own connections.
 
     What a database may do to us is waited out with bounded backoff. Anything else is a
@@ -42,10 +43,8 @@ class Loop:
         interval: Callable[[], float],
         longest_backoff: float = BACKOFF_MAX_SECONDS,
     ) -> None:
-        self.name = name
+        super().__init__(name)
         self._longest_backoff = longest_backoff
-        self.failures = 0
-        self.last_success = time.monotonic()
         self._alias = alias
         self._step = step
         self._interval = interval
@@ -65,6 +64,9 @@ class Loop:
 
     def join(self, timeout: float) -> None:
         self._thread.join(timeout)
+
+    def pace(self) -> float:
+        return self._interval()
 
     def _run(self) -> None:
         in_a_row = 0
@@ -86,14 +88,14 @@ class Loop:
         try:
             self._step()
         except Exception as error:
-            self.failures += 1
+            self.failed()
             if is_transient(self._alias, error):
                 logger.warning("%s waits for the database: %s", self.name, type(error).__name__)
             else:
                 logger.exception("%s failed and goes on", self.name)
             connections.clean()
             return False
-        self.last_success = time.monotonic()
+        self.succeeded()
         return True
 
 
