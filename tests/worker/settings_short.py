@@ -4,6 +4,7 @@ Environment variables:
 
 TEST_DURABLE_JOBS   the dict ``DURABLE_JOBS``, as JSON.
 TEST_CONN_MAX_AGE   ``CONN_MAX_AGE`` of the database, in seconds; "none" keeps connections.
+TEST_RELEASE        add the app ``tests.release``, in this release of it.
 TEST_POOL           the size of Django's connection pool on PostgreSQL.
 """
 
@@ -11,7 +12,7 @@ import json
 import os
 
 from tests.settings import *  # noqa: F403
-from tests.settings import DATABASES
+from tests.settings import DATABASES, INSTALLED_APPS
 
 DURABLE_JOBS = json.loads(os.environ.get("TEST_DURABLE_JOBS", "{}"))
 
@@ -24,3 +25,6 @@ if (_size := os.environ.get("TEST_POOL")) is not None:
         "max_size": int(_size),
         "timeout": 5,
     }
+
+if os.environ.get("TEST_RELEASE"):
+    INSTALLED_APPS.append("tests.release")
