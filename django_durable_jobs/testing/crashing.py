@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import count
 from typing import Any
 
 from django.core import mail
@@ -65,21 +64,30 @@ def crash_points(
     refuse_open_transaction(alias)
     points: list[CrashPoint] = []
     databases = {alias}
-    for number in count():  # 0 dies nowhere
+    for number in range(max_points + 2):  # 0 dies nowhere
         life = Life(number)
-        with _fresh_start(databases, reset):
-            _live(life, stage, check, ends)
+        with _told(life), _fresh_start(databases, reset):
+            _run(life, stage, check, ends)
         databases |= life.databases
         if life.point is not None:
             points.append(life.point)
         elif number:
             return points
-        if len(points) > max_points:
-            raise RuntimeError(
-                f"the attempt has more than {max_points} crash points: let it do less, or"
-                " give max_points="
-            )
-    raise AssertionError("unreachable")
+    raise RuntimeError(
+        f"the attempt has more than {max_points} crash points: let it do less, or give max_points="
+    )
+
+
+@contextmanager
+def _told(life: Life) -> Iterator[None]:
+    """Say where it happened of what is raised as it is, pytest.fail() and a faulty stage() too."""
+    try:
+        yield
+    except CrashPointFailed:
+        raise
+    except BaseException as error:
+        error.add_note(_place(life.point))
+        raise
 
 
 @contextmanager
@@ -119,7 +127,7 @@ def _flush(databases: Iterable[str]) -> None:
         call_command("flush", database=alias, interactive=False, verbosity=0, reset_sequences=False)
 
 
-def _live(
+def _run(
     life: Life,
     stage: Callable[[], Job],
     check: Callable[[Job], object],
@@ -136,10 +144,6 @@ def _live(
         check(job)
     except Exception as error:
         raise CrashPointFailed(life.point, error) from error
-    except BaseException as error:
-        # Of a test runner: pytest.fail() and pytest.skip() are no Exceptions.
-        error.add_note(_place(life.point))
-        raise
 
 
 def attempt(job: Job, life: Life) -> None:
