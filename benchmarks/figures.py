@@ -21,6 +21,7 @@ CROWD = {"finished": 1_000_000, "future": 1_000_000, "running": 50_000}
 OTHER_QUEUE = 1_000_000
 NEWER_CODE = 200_000
 CLAIMS, CLAIM_LIMIT, PEER_CLAIMS = 200, 16, 20
+SCHEDULES, PASSES = 1_000, 200
 
 
 def enqueue(bench: Bench) -> None:
@@ -126,6 +127,22 @@ def _claims(bench: Bench, side: Side, what: str, base: str) -> None:
     bench.record("claim", side, what, found["claim"]["median"], "ms", **sizes, **found)
 
 
+def schedules(bench: Bench) -> None:
+    """Time the scheduling passes of a worker; the peer has no schedules."""
+    sizes = {"count": bench.scaled(SCHEDULES, least=20), "passes": bench.scaled(PASSES, least=20)}
+    for _ in bench.rounds():
+        with bench.fresh(bench.base(DURABLE)) as place:
+            found = probe(DURABLE, place, "schedules", **sizes)
+        values = {
+            "first start": found["first"],
+            "later start": found["again"],
+            "pass, nothing due": found["idle"]["median"],
+            "pass, all due": found["due"],
+        }
+        for what, value in values.items():
+            bench.record("schedules", DURABLE, what, value, "ms", **sizes, **found)
+
+
 def plans(bench: Bench, path: Path) -> None:
     """Write the plans of the hot statements beside other rows."""
     sizes = {name: bench.scaled(number, least=1_000) for name, number in CROWD.items()}
@@ -139,4 +156,11 @@ def plans(bench: Bench, path: Path) -> None:
     bench.say(f"plans are in {path}")
 
 
-FIGURES = {"enqueue": enqueue, "bulk": bulk, "drain": drain, "crowd": crowd, "claim": claim}
+FIGURES = {
+    "enqueue": enqueue,
+    "bulk": bulk,
+    "drain": drain,
+    "crowd": crowd,
+    "claim": claim,
+    "schedules": schedules,
+}

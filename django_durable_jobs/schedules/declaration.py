@@ -66,7 +66,7 @@ def schedule(
             handler=handler,
             payload=_copied(payload),
             timezone=timezone,
-            zone=_zone(timezone),
+            zone=time_zone(timezone),
             most_missed=_most_missed(catch_up, catch_up_limit),
             grace=_grace(grace),
             options={
@@ -206,7 +206,7 @@ def _copied(payload: Any) -> Any:
         raise InvalidSchedule(f"payload cannot be copied ({type(error).__name__}).") from error
 
 
-def _zone(key: object) -> tzinfo:
+def time_zone(key: object) -> tzinfo:
     """Give the time zone of a name that means the same on every host."""
     if key == "UTC":
         return UTC

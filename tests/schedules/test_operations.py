@@ -366,10 +366,10 @@ def test_an_operator_without_a_name(ticking: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.django_db
-def test_a_thousand_schedules_are_shown_by_few_queries(tick: Any) -> None:
-    for number in range(1000):
+def test_many_schedules_are_shown_by_few_queries(tick: Any) -> None:
+    for number in range(300):
         schedule(f"tick {number}", f"{number % 60} {number % 24} * * *", tick)
     run_schedules()
     with CaptureQueriesContext(connection) as caught:
-        assert len(overview("default")) == 1000
-    assert len(caught) < 10
+        assert len(overview("default")) == 300
+    assert len(caught) == 4

@@ -145,16 +145,17 @@ def _fired(
     ],
 )
 def test_days_of_passes_by_two_schedulers(zone: str, start: str, tick: Any) -> None:
-    texts = ["* * * * *", "*/7 * * * *", "30 0,1,2,23 * * *", "0 0 29 2 *", "15 12 1,29 * 0"]
+    texts = ["*/3 * * * *", "*/7 * * * *", "30 0,1,2,23 * * *", "0 0 29 2 *", "15 12 1,29 * 0"]
     first = utc(start)
     last = first + timedelta(hours=36)
     place = ZoneInfo(zone)
     expected = fired_by_each([cron(text) for text in texts], place, first + MINUTE, last)
     models = {}
-    for text, minutes in zip(texts, expected, strict=True):
-        for policy, options in POLICIES.items():
+    others = list(POLICIES)[1:]
+    for number, (text, minutes) in enumerate(zip(texts, expected, strict=True)):
+        for policy in ("all", others[number % len(others)]):
             name = f"{policy}: {text}"
-            schedule(name, text, tick, timezone=zone, **options)
+            schedule(name, text, tick, timezone=zone, **POLICIES[policy])
             models[name] = Model(policy, minutes, first)
     chance = random.Random(start)
     with FakeClock(first) as clock:
@@ -173,7 +174,7 @@ def test_days_of_passes_by_two_schedulers(zone: str, start: str, tick: Any) -> N
         found[name].append(minute)
     assert found == {name: model.fired for name, model in models.items()}
     by_all = [models[f"all: {text}"].fired for text in texts]
-    assert by_all == expected and len(by_all[0]) > 1500
+    assert by_all == expected and len(by_all[0]) > 600
     assert not ScheduleCursor.objects.filter(next_minute__lte=last).exists()
 
 

@@ -20,8 +20,20 @@ from .bare import BareInserts
 from .jobs import noop
 from .plans import plans
 from .rows import crowd, queued
+from .scheduling import schedules
 
-__all__ = ["bulk", "claims", "crowd", "enqueue", "fill", "migrate", "plans", "queued", "result"]
+__all__ = [
+    "bulk",
+    "claims",
+    "crowd",
+    "enqueue",
+    "fill",
+    "migrate",
+    "plans",
+    "queued",
+    "result",
+    "schedules",
+]
 
 WARM_UP = 50
 LEASE_SECONDS = 60

@@ -7,8 +7,9 @@ lines of text or, with ``--json``, as it is.
 from __future__ import annotations
 
 from .base import Subcommand
+from .celery_beat import SUBCOMMANDS as CELERY_BEAT
 from .schedules import SUBCOMMANDS as SCHEDULES
 
-SUBCOMMANDS: tuple[Subcommand, ...] = SCHEDULES
+SUBCOMMANDS: tuple[Subcommand, ...] = SCHEDULES + CELERY_BEAT
 
 __all__ = ["SUBCOMMANDS", "Subcommand"]
