@@ -165,16 +165,17 @@ def concurrency_key(value: Any, concurrency: int | None) -> ConcurrencyKey:
                 f'concurrency_key must be a function of the payload or "scope", not {value!r:.50}.'
             )
         return SCOPE
-    function: Callable[[Any], str | None] = one_argument("concurrency_key", value)
+    function: Callable[[Any], str | None] = plain_function("concurrency_key", value)
     return function
 
 
-def one_argument(name: str, function: Any) -> Any:
-    """Give a plain function that can be called with one argument, or ``None``."""
+def plain_function(name: str, function: Any, count: int = 1) -> Any:
+    """Give a plain function that can be called with so many arguments, or ``None``."""
     if function is None:
         return None
+    takes = "one argument" if count == 1 else f"{count} arguments"
     if not callable(function) or is_async(function):
-        raise InvalidHandler(f"{name} must be a plain (not async) function of one argument.")
-    if not accepts(function, 1):
-        raise InvalidHandler(f"The function given as {name} must take exactly one argument.")
+        raise InvalidHandler(f"{name} must be a plain (not async) function of {takes}.")
+    if not accepts(function, count):
+        raise InvalidHandler(f"The function given as {name} must take exactly {takes}.")
     return function

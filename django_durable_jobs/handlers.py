@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .models import Job
     from .submission import JobSubmission
 
+RedactionHook = Callable[[str, Any], Any]
 P = ParamSpec("P")
 R = TypeVar("R")
 MAX_VERSION = 2_147_483_647
@@ -128,6 +129,15 @@ class Handler(Generic[P, R]):
         """Its own timeout in seconds, else ``TIMEOUT_SECONDS``."""
         return float(conf.TIMEOUT_SECONDS) if self.timeout is None else self.timeout
 
+    def redact(self, hook: RedactionHook) -> RedactionHook:
+        """Say what people are shown of this name's jobs, in all versions.
+
+        A decorator over ``def hook(part, value)``: ``part`` is ``"payload"``, ``"result"`` or
+        ``"checkpoint"``, ``value`` its plain JSON, and what it gives is shown instead.
+        """
+        registry.redact(self.name, hook)
+        return hook
+
     def concurrency_key_for(self, payload: Any, scope: str) -> str | None:
         """Give the key that a job's place is counted under; ``None``: no limit.
 
@@ -215,6 +225,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._handlers: dict[tuple[str, int], Handler[..., Any]] = {}
+        self._redactions: dict[str, RedactionHook] = {}
 
     def register(self, handler: Handler[..., Any]) -> None:
         """Add a handler; a second one of its name and version is an ``InvalidHandler``."""
@@ -251,6 +262,21 @@ class Registry:
             raise InvalidSubmission(self._unknown(spec))
         return found
 
+    def redact(self, name: str, hook: RedactionHook) -> None:
+        """Declare what is shown of the jobs of a name; see ``Handler.redact``."""
+        declaration.plain_function("redact", hook, 2)
+        if self._redactions.setdefault(name, hook) is not hook:
+            raise InvalidHandler(f"Handler {name!r:.120} has a redaction already: keep one.")
+
+    def redaction_of(self, name: str | None) -> RedactionHook | None:
+        """Give the redaction that was declared for a name, or ``None``."""
+        return None if name is None else self._redactions.get(name)
+
+    def may_be_redacted(self, name: str | None) -> bool:
+        """Tell that a redaction is declared for the name, or might be where it is registered."""
+        is_known = any(known == name for known, _ in tuple(self._handlers))
+        return name in self._redactions or (bool(self._redactions) and not is_known)
+
     def all(self) -> tuple[Handler[..., Any], ...]:
         """Give every handler, by name and version."""
         return tuple(sorted(self._handlers.values(), key=lambda handler: handler.key))
@@ -271,12 +297,11 @@ class Registry:
     @contextlib.contextmanager
     def temporary(self) -> Iterator[Registry]:
         """Forget at the end what was registered inside, and bring back the rest; for tests."""
-        before = dict(self._handlers)
+        handlers, redactions = dict(self._handlers), dict(self._redactions)
         try:
             yield self
         finally:
-            self._handlers.clear()
-            self._handlers.update(before)
+            self._handlers, self._redactions = handlers, redactions
 
     def _highest(self, name: str) -> Handler[..., Any] | None:
         versions = [version for known, version in tuple(self._handlers) if known == name]
@@ -326,7 +351,7 @@ def _build(
         backoff=validate_backoff(options["backoff"]),
         concurrency=concurrency,
         concurrency_key=declaration.concurrency_key(options["concurrency_key"], concurrency),
-        on_finish=declaration.one_argument("on_finish", options["on_finish"]),
+        on_finish=declaration.plain_function("on_finish", options["on_finish"]),
         func=func,
         codec=codec_for(shape.payload_type if shape.takes_payload else None),
         takes_payload=shape.takes_payload,

@@ -12,9 +12,10 @@ from django.utils.safestring import SafeString
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy as _
 
-from .. import states
+from .. import redaction, states
 from ..conf import settings
 from ..fields import ReadableTextField
+from ..handlers import registry
 from ..models import Job, JobAttempt, OperatorAction
 from . import displays
 from .base import ReadOnly, ReadOnlyAdmin
@@ -32,18 +33,33 @@ else:
     TabularInline = admin.TabularInline
 
 # Columns that may be long: no list reads them, a page of one job reads their heads.
-LONG = ("payload", "checkpoint", "result", "error_traceback")
+LONG = (*redaction.PARTS, "error_traceback")
 ATTEMPTS_SHOWN = 20
 OPERATOR_ACTIONS_SHOWN = 20
 
 
-def heads(names: tuple[str, ...]) -> dict[str, Any]:
+def heads(names: tuple[str, ...], cut: int = displays.TEXT_CAP) -> dict[str, Any]:
     """Give annotations: the head of each column as plain text, and its length in characters."""
-    cut = displays.TEXT_CAP
     readable = ReadableTextField()
     return {f"{name}_head": Left(name, Value(cut), output_field=readable) for name in names} | {
         f"{name}_size": Length(name) for name in names
     }
+
+
+def _heads_of(job: Job) -> dict[str, Any] | None:
+    """Read the heads of a job's long columns, redacted where the project declares it."""
+    redacts = registry.may_be_redacted(job.handler)
+    # A redaction judges the whole, and one character more tells what is too long for it.
+    cut = redaction.limit() + 1 if redacts else displays.TEXT_CAP
+    wanted = heads(redaction.PARTS, cut) | heads(("error_traceback",))
+    rows = Job.objects.using(settings.DATABASE).filter(pk=job.pk).values(**wanted)
+    found: dict[str, Any] | None = rows.first()
+    if found is None or not redacts:
+        return found
+    for part in redaction.PARTS:
+        text = redaction.shown(job.handler, part, found[f"{part}_head"])
+        found |= {f"{part}_head": text, f"{part}_size": len(text or "")}
+    return found
 
 
 class JobAttemptInline(ReadOnly, TabularInline):
@@ -209,8 +225,7 @@ class JobAdmin(JobActions, ReadOnlyAdmin):
         job: Any = super().get_object(request, object_id, from_field)
         if job is None:
             return None
-        texts = Job.objects.using(settings.DATABASE).filter(pk=job.pk).values(**heads(LONG))
-        job.heads = texts.first()
+        job.heads = _heads_of(job)
         return None if job.heads is None else job
 
     @admin.display(description=_("status"))
