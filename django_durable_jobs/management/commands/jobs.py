@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, no_translations
 from django.core.serializers.json import DjangoJSONEncoder
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from ... import conf
 from ...exceptions import DurableJobsError
@@ -35,11 +36,16 @@ class Command(BaseCommand):
             answer = chosen.run(_alias(options["database"]), options)
         except DurableJobsError as error:
             raise CommandError(str(error)) from error
+        except DatabaseError as error:
+            # Its text may hold values of rows.
+            raise CommandError(f"the database refused it: {type(error).__name__}.") from error
         if options["json"]:
             self.stdout.write(json.dumps(answer, cls=DjangoJSONEncoder, indent=2))
-            return
-        for line in chosen.lines(answer):
-            self.stdout.write(line)
+        else:
+            for line in chosen.lines(answer):
+                self.stdout.write(line)
+        if not chosen.succeeded(answer):
+            sys.exit(1)
 
 
 def _alias(database: str | None) -> str:

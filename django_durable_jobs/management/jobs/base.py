@@ -17,7 +17,8 @@ class Subcommand:
     """One subcommand: its arguments, what it does, and how that reads.
 
     ``run(alias, options)`` gives a value that JSON can hold, datetimes included; ``lines``
-    makes the text of it. An error of this package is told in its one sentence.
+    makes the text of it. An error of this package is told in its one sentence. Where not
+    ``succeeded(answer)``, the exit code is 1.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Subcommand:
     run: Callable[[str, Options], Any]
     lines: Callable[[Any], Iterable[str]]
     arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    succeeded: Callable[[Any], bool] = lambda answer: True
 
 
 def operator() -> str:

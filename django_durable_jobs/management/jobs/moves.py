@@ -1,0 +1,278 @@
+"""``manage.py jobs``: look at jobs, and move them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from django.core.management.base import CommandError
+from django.db.models import Count
+
+from ... import states
+from ...exceptions import DurableJobsError
+from ...models import Job, JobAttempt
+from ...transitions.operators import Done, recorded
+from ...transitions.pruning import prune
+from ...worker.health import health
+from .base import Options, Subcommand, operator, shown, table
+
+LISTED = ("id", "status", "handler", "queue", "job_id", "scope", "attempt_count", "run_at")
+LONG = ("created_at", "finished_at", "error_category", "error_summary")
+LIMIT = 1000
+
+
+def _list(alias: str, options: Options) -> list[dict[str, Any]]:
+    jobs = Job.objects.using(alias).order_by("-id")
+    for name in ("status", "queue", "handler"):
+        if options[name] is not None:
+            jobs = jobs.filter(**{name: options[name]})
+    if options["scope"] is not None:
+        jobs = jobs.in_scope(options["scope"])
+    if options["before"] is not None:
+        jobs = jobs.filter(id__lt=options["before"])
+    limit = max(1, min(options["limit"], LIMIT))
+    return [_columns(job, LISTED + LONG) for job in jobs.only(*LISTED, *LONG)[:limit]]
+
+
+def _columns(row: Any, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in names}
+
+
+def _list_lines(found: list[dict[str, Any]]) -> Iterable[str]:
+    if not found:
+        yield "No jobs."
+        return
+    rows = [["id", "status", "handler", "queue", "attempts", "run at", "ended", "job id", "error"]]
+    for one in found:
+        rows.append(
+            [str(one[name]) for name in ("id", "status", "handler", "queue", "attempt_count")]
+            + [shown(one["run_at"]), shown(one["finished_at"]), str(one["job_id"])]
+            + [one["error_category"] or "-"]
+        )
+    yield from table(rows)
+
+
+def _list_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--status", choices=states.JOB_STATUSES)
+    parser.add_argument("--queue")
+    parser.add_argument("--handler")
+    parser.add_argument("--scope")
+    parser.add_argument("--before", type=int, metavar="ID", help="Only jobs with smaller ids.")
+    parser.add_argument("--limit", type=int, default=25, help=f"25; at most {LIMIT}.")
+
+
+def _show(alias: str, options: Options) -> dict[str, Any]:
+    job = _found(alias, options["job"], options["scope"])
+    hidden = {"payload_sha256", "scope_hash"}
+    names = [one.attname for one in Job._meta.concrete_fields if one.attname not in hidden]
+    attempts = [
+        _columns(one, [field.attname for field in one._meta.concrete_fields])
+        for one in JobAttempt.objects.using(alias).filter(job_id=job.pk).order_by("number")
+    ]
+    return {**_columns(job, names), "ownership": job.ownership, "attempts": attempts}
+
+
+def _show_lines(found: dict[str, Any]) -> Iterable[str]:
+    attempts = found["attempts"]
+    rows = [[name, str(value)] for name, value in found.items() if name != "attempts"]
+    yield from table([row for row in rows if row[1] not in ("", "None")])
+    for one in attempts:
+        yield ""
+        yield f"attempt {one['number']}: {one['status']}, {one['outcome'] or 'no outcome yet'}"
+        shown_names = ("worker", "token", "started_at", "finished_at", "error_summary")
+        rows = [[f"  {name}", str(one[name])] for name in shown_names if one[name] is not None]
+        yield from table(rows)
+
+
+def _found(alias: str, key: str, scope: str | None) -> Job:
+    """Find a job by its number, or with a scope by the caller's job id."""
+    jobs = Job.objects.using(alias)
+    job: Job | None
+    if scope is not None:
+        job = jobs.in_scope(scope).filter(job_id=key).first()
+    else:
+        job = jobs.filter(pk=int(key)).first() if key.isdecimal() else None
+    if job is None:
+        where = "with this number" if scope is None else f'in scope "{scope}"'
+        raise CommandError(f"there is no job {key} {where}.")
+    return job
+
+
+def _takes_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB", help="Its number; with --scope its job id.")
+    parser.add_argument("--scope", help="The scope of the job id; may be empty.")
+
+
+def _takes_jobs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help="Numbers; with --scope job ids.")
+    parser.add_argument("--scope", help="The scope of the job ids; may be empty.")
+
+
+def _on_each(
+    action: str, move: Callable[[Job, Options], str]
+) -> Callable[[str, Options], list[dict[str, Any]]]:
+    """Make a move on each job for itself, and its record with it."""
+
+    def run(alias: str, options: Options) -> list[dict[str, Any]]:
+        return [_moved(alias, key, options, action, move) for key in options["jobs"]]
+
+    return run
+
+
+def _moved(
+    alias: str, key: str, options: Options, action: str, move: Callable[[Job, Options], str]
+) -> dict[str, Any]:
+    try:
+        job = _found(alias, key, options["scope"])
+
+        def moved() -> Done:
+            return Done(outcome=move(job, options), subject=str(job), job_key=job.pk)
+
+        done = recorded(alias, moved, action=action, operator=operator())
+    except (CommandError, DurableJobsError, Job.DoesNotExist) as error:
+        return {"job": key, "outcome": "refused", "reason": str(error)}
+    return {"job": key, "outcome": done.outcome, "reason": None}
+
+
+def _moved_lines(found: list[dict[str, Any]]) -> Iterable[str]:
+    for one in found:
+        yield f"{one['job']}: {one['outcome']}" + (f": {one['reason']}" if one["reason"] else "")
+
+
+def _none_refused(found: list[dict[str, Any]]) -> bool:
+    return all(one["reason"] is None for one in found)
+
+
+def _retry(job: Job, options: Options) -> str:
+    job.retry(extra_attempts=options["extra_attempts"])
+    return "retried"
+
+
+def _retry_arguments(parser: argparse.ArgumentParser) -> None:
+    _takes_jobs(parser)
+    parser.add_argument(
+        "--extra-attempts", type=int, default=0, metavar="N", help="Grant N executions more."
+    )
+
+
+def _recover(job: Job, options: Options) -> str:
+    return job.recover(options["token"], requeue=options["requeue"])
+
+
+def _recover_arguments(parser: argparse.ArgumentParser) -> None:
+    _takes_jobs(parser)
+    parser.add_argument("--token", help="The job's current one; none for a job without one.")
+    parser.add_argument(
+        "--requeue",
+        action=argparse.BooleanOptionalAction,
+        help="Whatever the handler's retry_on_interrupt says.",
+    )
+
+
+def _prune(alias: str, options: Options) -> dict[str, Any]:
+    if not options["days"] > 0:
+        raise CommandError("--days must be above 0.")
+    statuses = frozenset(options["status"] or states.TERMINAL)
+    return {"pruned": prune(alias, days=options["days"], statuses=statuses)}
+
+
+def _prune_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--days", type=float, required=True, help="Delete what ended more than so many days ago."
+    )
+    parser.add_argument(
+        "--status", action="append", choices=sorted(states.TERMINAL), help="May be repeated."
+    )
+
+
+def _stats(alias: str, options: Options) -> dict[str, Any]:
+    counts = Job.objects.using(alias).values_list("queue", "status").annotate(Count("id"))
+    queues: dict[str, dict[str, int]] = {}
+    for queue, status, count in counts.order_by("queue", "status"):
+        queues.setdefault(queue, {})[status] = count
+    found = health(alias)
+    return {
+        "queues": queues,
+        "oldest_due_seconds": found.oldest_due_seconds,
+        "live_workers": sum(one.is_live for one in found.workers),
+    }
+
+
+def _stats_lines(found: dict[str, Any]) -> Iterable[str]:
+    rows = [["queue", *states.JOB_STATUSES]]
+    for queue, counts in found["queues"].items():
+        rows.append([str(queue), *(str(counts.get(one, 0)) for one in states.JOB_STATUSES)])
+    yield from table(rows)
+    due = found["oldest_due_seconds"]
+    waited = "no job is due" if due is None else f"the oldest due job has waited {due:.0f} s"
+    yield f"{found['live_workers']} live workers; {waited}"
+
+
+def _moves(
+    name: str,
+    text: str,
+    move: Callable[[Job, Options], str],
+    arguments: Callable[[argparse.ArgumentParser], object] = _takes_jobs,
+    *,
+    action: str,
+) -> Subcommand:
+    return Subcommand(
+        name=name,
+        help=text,
+        run=_on_each(action, move),
+        lines=_moved_lines,
+        arguments=arguments,
+        succeeded=_none_refused,
+    )
+
+
+SUBCOMMANDS = (
+    Subcommand(
+        name="list",
+        help="List jobs, the newest first.",
+        run=_list,
+        lines=_list_lines,
+        arguments=_list_arguments,
+    ),
+    Subcommand(
+        name="show",
+        help="Show a job with its attempts.",
+        run=_show,
+        lines=_show_lines,
+        arguments=_takes_job,
+    ),
+    Subcommand(
+        name="stats",
+        help="Count the jobs of each queue by status.",
+        run=_stats,
+        lines=_stats_lines,
+    ),
+    _moves(
+        "cancel",
+        "Request the cancel of jobs.",
+        lambda job, options: job.request_cancel(),
+        action="request_cancel",
+    ),
+    _moves("retry", "Queue ended jobs again, due now.", _retry, _retry_arguments, action="retry"),
+    _moves(
+        "release",
+        "Let blocked jobs go on.",
+        lambda job, options: job.release(),
+        action="release",
+    ),
+    _moves(
+        "recover",
+        "End the attempt of a job whose worker is dead, which you vouch for.",
+        _recover,
+        _recover_arguments,
+        action="recover",
+    ),
+    Subcommand(
+        name="prune",
+        help="Delete ended jobs with their attempts.",
+        run=_prune,
+        lines=lambda found: [f"{found['pruned']} jobs were deleted."],
+        arguments=_prune_arguments,
+    ),
+)

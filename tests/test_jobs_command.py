@@ -1,0 +1,239 @@
+"""``manage.py jobs``: list, show, stats, the moves, prune, workers and health (CONTRACT 7.3)."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import DatabaseError, connections
+
+from django_durable_jobs.models import Job, JobAttempt, OperatorAction, QueuePause
+from django_durable_jobs.testing import FakeClock
+from django_durable_jobs.transitions import pruning, workers
+
+from ._rows import attempt_row, job_row
+
+pytestmark = pytest.mark.django_db
+
+START = datetime(2026, 3, 14, tzinfo=UTC)
+ENDED = {"finished_at": START, "attempt_count": 3}
+LEASE = {"lease_token": "t" * 32, "lease_expires_at": START}
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Any:
+    with FakeClock(START) as one:
+        yield one
+
+
+def saved(**changes: Any) -> Job:
+    job = job_row(**{"run_at": START, "created_at": START, **changes})
+    job.save()
+    return job
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    """Give the exit code and the text."""
+    out = io.StringIO()
+    try:
+        call_command("jobs", *arguments, stdout=out)
+    except SystemExit as ended:
+        return int(str(ended.code)), out.getvalue()
+    return 0, out.getvalue()
+
+
+def answer(*arguments: str, code: int = 0) -> Any:
+    found, text = run(*arguments, "--json")
+    assert found == code, text
+    return json.loads(text)
+
+
+def ids(*arguments: str) -> list[int]:
+    return [one["id"] for one in answer("list", *arguments)]
+
+
+def test_list_filters_and_pages_and_shows_no_payload() -> None:
+    jobs = [saved(queue="mails" if n % 2 else "default", payload='"secret"') for n in range(4)]
+    failed = saved(status="failed", scope="a", error_category="timeout", **ENDED)
+    everything = [one.pk for one in (*jobs, failed)][::-1]
+    assert ids() == everything
+    assert ids("--limit=2") == everything[:2]
+    assert ids("--limit=2", f"--before={everything[1]}") == everything[2:4]
+    assert ids("--status=failed") == ids("--scope=a") == [failed.pk]
+    assert ids("--queue=mails", "--handler=tests.rows") == [jobs[3].pk, jobs[1].pk]
+    assert ids("--queue=none") == []
+    code, text = run("list")
+    assert code == 0
+    assert "secret" not in text + json.dumps(answer("list"))
+    assert "timeout" in text
+    assert run("list", "--queue=none") == (0, "No jobs.\n")
+
+
+def test_show_tells_all_of_a_job_by_number_or_identity() -> None:
+    job = saved(job_id="order-7", scope="a", payload='{"n":1}')
+    attempt_row(job, number=1, worker="w1", status="failed", finished_at=START).save()
+    found = answer("show", str(job.pk))
+    assert found == answer("show", "order-7", "--scope=a")
+    assert (found["id"], found["payload"], found["ownership"]) == (job.pk, '{"n":1}', "unclaimed")
+    assert [one["worker"] for one in found["attempts"]] == ["w1"]
+    assert "attempt 1: failed" in run("show", str(job.pk))[1]
+    for missing in (["0"], ["order-7"], ["order-7", "--scope=b"]):
+        with pytest.raises(CommandError, match="there is no job"):
+            run("show", *missing)
+
+
+def test_stats_count_each_queue() -> None:
+    for queue, status in (("a", "queued"), ("a", "queued"), ("b", "running")):
+        saved(queue=queue, status=status)
+    found = answer("stats")
+    assert found["queues"] == {"a": {"queued": 2}, "b": {"running": 1}}
+    assert found["live_workers"] == 0
+    assert "0 live workers; the oldest due job has waited 0 s" in run("stats")[1]
+
+
+def test_moves_are_made_each_for_itself_and_recorded() -> None:
+    failed, blocked, queued = (
+        saved(status="failed", **ENDED),
+        saved(status="blocked", blocked_reason="unknown_handler"),
+        saved(),
+    )
+    done = answer("retry", str(queued.pk), str(failed.pk), "0", "--extra-attempts=1", code=1)
+    assert [one["outcome"] for one in done] == ["refused", "retried", "refused"]
+    assert "queued" in done[0]["reason"]
+    assert answer("release", str(blocked.pk))[0]["outcome"] == "queued"
+    assert run("cancel", str(queued.pk)) == (0, f"{queued.pk}: cancelled\n")
+    assert answer("cancel", str(queued.pk))[0]["outcome"] == "unchanged"
+    assert list(Job.objects.order_by("id").values_list("status", flat=True)) == [
+        "queued",
+        "queued",
+        "cancelled",
+    ]
+    recorded = OperatorAction.objects.order_by("id")
+    assert [(one.action, one.job_key) for one in recorded] == [
+        ("retry", failed.pk),
+        ("release", blocked.pk),
+        ("request_cancel", queued.pk),
+    ]
+    assert all(one.operator.endswith("(manage.py)") for one in recorded)
+
+
+def test_recover_takes_the_token_that_the_operator_names() -> None:
+    held = saved(status="running", attempt_count=1, **LEASE)
+    attempt_row(held, token=LEASE["lease_token"]).save()
+    unknown = saved(status="running", attempt_count=1)
+    both = [str(held.pk), str(unknown.pk)]
+    refused = answer("recover", *both, "--token=other", code=1)
+    assert [one["outcome"] for one in refused] == ["refused", "refused"]
+    token = f"--token={LEASE['lease_token']}"
+    assert answer("recover", both[0], token, "--no-requeue")[0]["outcome"] == "interrupted"
+    assert answer("recover", both[1])[0]["outcome"] == "queued"
+
+
+def test_prune_deletes_what_ended_long_ago_page_by_page(
+    monkeypatch: pytest.MonkeyPatch, clock: FakeClock
+) -> None:
+    monkeypatch.setattr("django_durable_jobs.transitions._pages.PAGE", 3)
+    old = [saved(status="succeeded", **ENDED) for _ in range(7)]
+    attempt_row(old[0], status="succeeded", finished_at=START).save()
+    failed = saved(status="failed", **ENDED)
+    waiting = saved()
+    clock.advance(timedelta(days=10))
+    new = saved(status="succeeded", finished_at=START + timedelta(days=9))
+    assert answer("prune", "--days=10.5") == {"pruned": 0}
+    assert answer("prune", "--days=9", "--status=succeeded") == {"pruned": 7}
+    assert set(Job.objects.values_list("pk", flat=True)) == {failed.pk, waiting.pk, new.pk}
+    assert not JobAttempt.objects.exists()
+    assert run("prune", "--days=0.5") == (0, "2 jobs were deleted.\n")
+    assert list(Job.objects.all()) == [waiting]
+    with pytest.raises(CommandError, match="above 0"):
+        run("prune", "--days=0")
+    with pytest.raises(ValueError, match="have not ended"):
+        pruning.prune("default", days=1, statuses=frozenset({"running"}))
+
+
+# Workers and health -----------------------------------------------------------------------------
+
+
+def beat(name: str, **loops: tuple[float, float]) -> int:
+    described = {
+        loop: {"age": age, "pace": pace, "failures": 0} for loop, (age, pace) in loops.items()
+    }
+    health = {"slots": 16, "held": 2, "loops": described}
+    return workers.register(
+        "default", name=name, queues=["a"], excluded_queues=[], capabilities=(), health=health
+    )
+
+
+def problems(*arguments: str) -> list[str]:
+    found = answer("health", *arguments, code=1)
+    assert not found["healthy"]
+    return found["problems"]  # type: ignore[no-any-return]
+
+
+def test_workers_and_their_last_beat(clock: FakeClock) -> None:
+    assert run("workers") == (0, "No workers.\n")
+    beat("gone")
+    clock.advance(workers.LIVE_SECONDS + 5)
+    beat("here", claim=(0, 0))
+    found = answer("workers")
+    assert [(one["name"], one["live"], one["seen_seconds"]) for one in found] == [
+        ("gone", False, 25),
+        ("here", True, 0),
+    ]
+    assert found[1]["health"]["slots"] == 16
+    assert "25 s ago" in run("workers")[1]
+
+
+def test_health_of_the_workers(clock: FakeClock) -> None:
+    assert problems() == ["no worker lives"]
+    beat("web/1", claim=(0.1, 0), renewal=(45, 20))
+    found = answer("health")
+    assert (found["healthy"], found["problems"]) == (True, [])
+    assert "All is well." in run("health")[1]
+    # Another one's late loop is no problem of a probe that names its own.
+    beat("late/1", claim=(31, 0), renewal=(45, 20))
+    assert problems() == ["worker late/1: late loops: claim (31 s)"]
+    assert answer("health", "--name=web")["healthy"]
+    assert answer("health", "--name=web/1")["healthy"]
+    assert problems("--name=we") == ["no worker lives that is named we"]
+    # The seconds since the beat count.
+    clock.advance(16)
+    assert "worker late/1: late loops: claim (47 s)" in problems()
+    # What is of another version or damaged is not judged.
+    worker = workers.register(
+        "default", name="web/1", queues=None, excluded_queues=[], capabilities=()
+    )
+    for broken in ({"loops": 7}, {"loops": {"claim": 7, "renewal": {"age": "x"}}}, {}, 7):
+        workers.beat("default", worker, broken)  # type: ignore[arg-type]
+        assert answer("health", "--name=web")["healthy"]
+
+
+def test_health_of_the_jobs(clock: FakeClock) -> None:
+    saved(run_at=START - timedelta(seconds=100), queue="paused")
+    QueuePause.objects.create(queue="paused", paused_at=START)
+    saved(run_at=START - timedelta(seconds=50), limit_waiting=True)
+    saved(run_at=START - timedelta(seconds=20))
+    saved(run_at=START + timedelta(seconds=20), status="scheduled")
+    saved(status="running", **LEASE)
+    saved(status="running")
+    beat("w")
+    found = answer("health", "--max-due=30")
+    assert found["oldest_due_seconds"] == 20
+    assert (found["stuck_running"], found["unknown_running"]) == (0, 1)
+    assert problems("--max-due=10") == ["the oldest due job has waited for 20 s"]
+    clock.advance(61)
+    beat("w")
+    assert problems() == ["1 running jobs have lost their lease and are not recovered"]
+
+
+def test_a_database_that_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*arguments: Any, **options: Any) -> Any:
+        raise DatabaseError("with a value")
+
+    monkeypatch.setattr(type(connections["default"]), "cursor", refuses)
+    with pytest.raises(CommandError, match=r"the database refused it: DatabaseError\.$"):
+        run("health")
