@@ -22,16 +22,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "django_durable_jobs"
-FENCE, RECOVERY, BLOCKING, MATRIX, REPORTS, RACES, REPORT_RACES = (
+FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, RACES, REPORT_RACES, ON_FINISH = (
     f"tests/{name}.py"
     for name in (
         "transitions/test_fence",
+        "transitions/test_completion",
         "transitions/test_recovery",
         "transitions/test_blocking",
         "transitions/test_matrix",
         "transitions/test_reports",
         "races/test_transition_races",
         "races/test_report_races",
+        "worker/test_on_finish_errors",
     )
 )
 SECONDS = 60
@@ -60,6 +62,13 @@ EXPIRED_ONLY = f"{RECOVERY}::test_only_the_expired_are_touched"
 NEVER_HIDE = f"{RECOVERY}::test_rows_that_cannot_be_recovered_never_hide_the_next"
 OLD_SNAPSHOT = f"{RACES}::test_a_claim_with_an_old_snapshot_takes_no_job_twice"
 UNDONE_CANCELLED = f"{BLOCKING}::test_a_claim_that_is_undone_after_a_cancel_ends_cancelled"
+
+COMPLETE_CANCELLED = f"{COMPLETION}::test_a_cancel_that_committed_first_wins"
+NO_TRANSACTION = f"{COMPLETION}::test_both_need_the_handlers_own_transaction"
+ROLLED_BACK = f"{COMPLETION}::test_a_completion_that_rolled_back_is_a_failure_by_that_name"
+TWICE = f"{COMPLETION}::test_twice_is_refused_and_the_transaction_usable"
+NOT_HALF = f"{ON_FINISH}::test_whatever_else_it_does_the_job_is_not_half_finished"
+DOOMS_COMPLETION = f"{ON_FINISH}::test_an_error_in_complete_rolls_the_handlers_transaction_back"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +123,8 @@ POSTGRESQL = [
          HOLDS_UP_RENEWAL),
     _one("the attempt is there", _P, "j.id = o.id AND o.id IN (SELECT job_id FROM a) RETURNING",
          "j.id = o.id RETURNING", DAMAGED),
+    _one("the attempt is there, at a fence", _P, "FROM o WHERE o.id IN (SELECT job_id FROM a)",
+         "FROM o", DAMAGED),
     _one("a claim's lock", _P, "LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
          OLD_SNAPSHOT),
 ]  # fmt: skip
@@ -149,6 +160,8 @@ SQLITE = [
     _one("the attempt is there", _S,
          'narrowed = " AND o.id IN (SELECT value FROM json_each(%(mine)s))"', 'narrowed = ""',
          DAMAGED),
+    _one("the attempt is there, at a fence", _S, "AS o WHERE 1 = 1{narrowed}", "AS o WHERE 1 = 1",
+         DAMAGED),
     _one("the attempt is there, unchanged", _S, "_job_write(move, owned, _ATTEMPT_IS_OPEN)",
          '_job_write(move, owned, "")', DAMAGED),
 ]  # fmt: skip
@@ -166,6 +179,25 @@ BOTH = [
          '    attempt_set={"progress": "o.fraction"},\n', "", FORWARD_ONLY),
     _one("a report joins the handler", "transitions/_fence.py",
          "own = not joins_transaction(connections[alias])", "own = True", AFTER_ROLLBACK),
+    _one("a cancel, at a fence", "transitions/completion.py",
+         "job_set={}, condition=_NOT_CANCELLED", "job_set={}", COMPLETE_CANCELLED),
+    _one("a cancel, at a completion", "transitions/completion.py",
+         "    condition=_NOT_CANCELLED,\n", "", COMPLETE_CANCELLED),
+    _one("the handler's own transaction", "transitions/completion.py",
+         "if not in_callers_transaction(connections[alias]):", "if False:", NO_TRANSACTION),
+    _one("a completion is told from a loss", "transitions/completion.py",
+         "if completion_stands(alias, values[1]):", "if False:", TWICE),
+    _one("a completion stands: asked", "worker/execution.py",
+         "return None if ctx.completion_stands() else _rolled_back(dispatch, ctx)", "return None",
+         ROLLED_BACK),
+    _one("a completion stands: read from rows", "worker/context.py",
+         "self._completed and self._store.completion_stands()", "self._completed", ROLLED_BACK),
+    _one("an on_finish that failed in complete()", "worker/on_finish.py",
+         "doom(django_connections[alias])", "pass", DOOMS_COMPLETION),
+    _one("an on_finish that undid its transaction", "worker/on_finish.py", "if called and not",
+         "if False and not", NOT_HALF),
+    _one("what on_finish left open", "worker/on_finish.py",
+         "    finally:\n        connections.clean()", "    finally:\n        pass", NOT_HALF),
     _one("a cancel, at an undone claim", "transitions/claims.py", _IS_CANCELLED,
          '_CANCELLED = "1 = 0"', UNDONE_CANCELLED),
     _one("what damaged means", "transitions/_fence.py", "a.number = j.attempt_count AND ", "",

@@ -139,6 +139,12 @@ def complete(job: Job, token: str) -> None:
 CALLS["complete"] = complete
 
 
+def fence(job: Job, token: str) -> None:
+    """Not a move: it changes nothing, and holds the row."""
+    with transaction.atomic():
+        completion.fence("default", job.pk, token)
+
+
 def make(case: Case, job: Job) -> BaseException | None:
     """Make the move of a case; give what it raised of our own errors."""
     try:

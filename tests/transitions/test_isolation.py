@@ -21,12 +21,15 @@ from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.transitions import (
     blocking,
     claims,
+    completion,
     leases,
     maintenance,
     outcomes,
     recovery,
     workers,
 )
+from django_durable_jobs.transitions._fence import standings
+from django_durable_jobs.transitions.claims import ClaimedJob
 from tests.races.paused import paused
 from tests.racing import another_alias, held, racing, together
 
@@ -255,7 +258,16 @@ def test_retries_at_once_queue_once(raised: str):
 # In a caller's or a handler's transaction only the documented failure -----------------------------
 
 
-@pytest.mark.parametrize("move", ["cancel", "progress", "checkpoint"])
+WRITES: dict[str, Callable[[str, ClaimedJob], object]] = {
+    "cancel": cancels,
+    "progress": lambda alias, one: outcomes.record_progress(alias, one.id, one.token, 0.5, ""),
+    "checkpoint": lambda alias, one: outcomes.record_checkpoint(alias, one.id, one.token, "1"),
+    "fence": lambda alias, one: completion.fence(alias, one.id, one.token),
+    "complete": lambda alias, one: completion.complete(alias, one.id, one.token, "1"),
+}
+
+
+@pytest.mark.parametrize("move", WRITES)
 def test_in_the_callers_transaction_a_change_after_his_snapshot_is_a_failure_to_serialize(
     raised: str, move: str
 ):
@@ -263,12 +275,18 @@ def test_in_the_callers_transaction_a_change_after_his_snapshot_is_a_failure_to_
     with pytest.raises(OperationalError) as caught, transaction.atomic(using=raised):
         Job.objects.using(raised).count()  # takes the snapshot
         assert leases.renew("default", holders([one]), lease_seconds=60) == {one.token}
-        if move == "cancel":
-            cancels(raised, one)
-        elif move == "progress":
-            outcomes.record_progress(raised, one.id, one.token, 0.5, "")
-        else:
-            outcomes.record_checkpoint(raised, one.id, one.token, "1")
+        WRITES[move](raised, one)
     assert caught.value.__cause__.sqlstate == "40001"  # type: ignore[union-attr]
-    assert JobAttempt.objects.get().progress == 0
+    attempt = JobAttempt.objects.get()
+    assert (attempt.status, attempt.progress) == ("running", 0)
     assert connections[raised].get_autocommit()
+
+
+def test_a_fence_that_comes_first_holds_renewals_off_until_the_completion(raised: str):
+    [one] = claimed()
+    with transaction.atomic(using=raised):
+        completion.fence(raised, one.id, one.token)
+        assert leases.renew("default", holders([one]), lease_seconds=60) == set()
+        assert standings("default", holders([one]))[one.token].owns, "busy, not lost"
+        completion.complete(raised, one.id, one.token, "1")
+    assert Job.objects.get().status == "succeeded"

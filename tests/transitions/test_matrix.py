@@ -6,9 +6,13 @@ So they are where the row of the attempt, which a move ends or relies on, is not
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import pytest
 
 from django_durable_jobs import states
+from django_durable_jobs.exceptions import LeaseLost
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.testing import FakeClock
 
@@ -94,6 +98,22 @@ def _check_invariants(job):
     assert numbers == list(range(1, job.attempt_count + 1))
     if job.status != states.SUCCEEDED:
         assert job.result is None
+
+
+def _fences() -> list[Case]:
+    """The cells of a renewal, which has the same rights."""
+    return [replace(case, move="fence") for case in _cases() if case.move == "renew"]
+
+
+@pytest.mark.parametrize("case", _fences(), ids=str)
+def test_a_fence_is_the_holders_alone_and_changes_nothing(case):
+    with FakeClock(NOW):
+        job = moves.build(case)
+        before = moves.snapshot()
+        owns = is_legal(replace(case, move="renew"))
+        with nullcontext() if owns else pytest.raises(LeaseLost):
+            moves.fence(job, TOKENS[case.token])
+        assert moves.snapshot() == before
 
 
 HOLDERS = ("progress", "checkpoint", "complete")
