@@ -68,6 +68,9 @@ NO_TRANSACTION = f"{COMPLETION}::test_both_need_the_handlers_own_transaction"
 ROLLED_BACK = f"{COMPLETION}::test_a_completion_that_rolled_back_is_a_failure_by_that_name"
 TWICE = f"{COMPLETION}::test_twice_is_refused_and_the_transaction_usable"
 NOT_HALF = f"{ON_FINISH}::test_whatever_else_it_does_the_job_is_not_half_finished"
+PAST_ITS_LEASE = (
+    "tests/races/test_completion_races.py::test_an_on_finish_that_runs_past_the_lease_stands"
+)
 DOOMS_COMPLETION = f"{ON_FINISH}::test_an_error_in_complete_rolls_the_handlers_transaction_back"
 
 
@@ -125,6 +128,8 @@ POSTGRESQL = [
          "j.id = o.id RETURNING", DAMAGED),
     _one("the attempt is there, at a fence", _P, "FROM o WHERE o.id IN (SELECT job_id FROM a)",
          "FROM o", DAMAGED),
+    _one("an end that is being written is not lost", "worker/heartbeat.py",
+         "elif one.ended or one.ctx.completed:", "elif one.ctx.completed:", PAST_ITS_LEASE),
     _one("a claim's lock", _P, "LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
          OLD_SNAPSHOT),
 ]  # fmt: skip

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django.db import connection, transaction
+from django.db.models import F
 
 from django_durable_jobs import FinishEvent, JobContext, job, schedule
 
@@ -145,6 +146,32 @@ def holding(ctx: JobContext, payload: Gate) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         gated(ctx, payload)
+
+
+def add(account: str, amount: int) -> None:
+    from .models import Business
+
+    Business.objects.filter(pk=account).update(value=F("value") + amount)
+
+
+@job("testapp.deposit", max_attempts=1000)
+def deposit(ctx: JobContext, amount: int) -> None:
+    """Add to the account that the scope names."""
+    with transaction.atomic():
+        add(ctx.scope, amount)
+        time.sleep(0.002)  # it may well be killed here
+        ctx.complete(amount)
+
+
+def deposit_result(event: FinishEvent) -> None:
+    if event.status == "succeeded":
+        add(event.scope, event.result)
+        time.sleep(0.002)
+
+
+@job("testapp.deposit_at_the_end", max_attempts=1000, on_finish=deposit_result)
+def deposit_at_the_end(ctx: JobContext, amount: int) -> int:
+    return amount
 
 
 # What a process that a test starts declares: the arguments of ``schedule()``, as JSON.

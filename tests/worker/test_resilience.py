@@ -405,6 +405,37 @@ def test_a_result_that_waits_for_its_row_is_written_by_the_shutdown(
     assert (fresh(one).status, fresh(one).result) == ("succeeded", "kept")
 
 
+def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lost_it(
+    handlers: Registry, serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FAULTS 29: renewals find the row held by the handler itself (on SQLite, the writer)."""
+    renewals = Fault(monkeypatch, heartbeat, "renew")
+    met: list[int] = []
+
+    def has_met_the_fence(before: int) -> bool:
+        if connection.vendor == "sqlite":
+            return serving.loop("renewal").failures > 0
+        return renewals.calls > before + 1
+
+    @job("resilience.fences", timeout=2.5)
+    def fences(ctx: JobContext) -> str:
+        with transaction.atomic():
+            ctx.fence()
+            before = renewals.calls
+            until(lambda: has_met_the_fence(before))
+            met.append(renewals.calls)
+            ctx.check()
+            ctx.complete("kept")
+        return "ignored"
+
+    one = fences.submit()
+    serving = serve(**{**SHORT, "LEASE_SECONDS": 3.0})
+    until(lambda: fresh(one).is_terminal)
+    assert serving.stop() == 0
+    assert (fresh(one).status, fresh(one).result, len(attempts(one))) == ("succeeded", "kept", 1)
+    assert len(met) == 1
+
+
 def test_a_stopping_handler_is_told_although_the_database_is_locked(
     handlers: Registry, serve: Callable[..., Serving]
 ) -> None:

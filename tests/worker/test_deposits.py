@@ -1,0 +1,82 @@
+"""Exactly once, in the database: deposits by workers that are killed again and again (3.8)."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from django.db import connection
+
+from django_durable_jobs import JobSubmission
+from django_durable_jobs.models import Job, JobAttempt
+
+from ..testapp import jobs
+from ..testapp.models import Business
+from ..transitions.live import check_rows
+from .conftest import StartWorker
+from .support import Process, until
+
+BY_COMPLETE, BY_ON_FINISH, ACCOUNTS = 2_000, 200, 4
+KILLED = {"LEASE_SECONDS": 1.5, "TIMEOUT_SECONDS": 1.2, "POLL_SECONDS": 0.05}
+SECONDS = 100
+TOTALS = (
+    "SELECT (SELECT sum(value) FROM testapp_business),"
+    " (SELECT coalesce(sum(CAST(result AS bigint)), 0) FROM django_durable_jobs_job"
+    " WHERE status = 'succeeded')"
+)
+
+
+def deposits(accounts: list[int]) -> Iterator[JobSubmission]:
+    """Those that ``on_finish`` makes among the others; no two of one amount."""
+    for number in range(1, BY_COMPLETE + BY_ON_FINISH + 1):
+        by_complete = number % (1 + BY_COMPLETE // BY_ON_FINISH)
+        handler = jobs.deposit if by_complete else jobs.deposit_at_the_end
+        yield JobSubmission.create(handler, number, scope=str(accounts[number % ACCOUNTS]))
+
+
+def kill_one(supervisor: Process) -> bool:
+    """Kill a worker, its siblings go on; False if it was gone before."""
+    children = supervisor.children()
+    if children:
+        os.kill(random.choice(children), signal.SIGKILL)
+    return bool(children)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_each_deposit_is_made_once_whoever_is_killed(
+    start_worker: StartWorker, durable_jobs: Callable[..., None]
+) -> None:
+    durable_jobs(**KILLED)
+    accounts = [Business.objects.create(name=f"account {n}").pk for n in range(ACCOUNTS)]
+    Job.objects.submit_many(deposits(accounts))
+    supervisor = start_worker(
+        *("--processes", "3", "--threads", "4"),
+        durable_jobs=KILLED,
+        variables={"TEST_CONN_MAX_AGE": "none"},
+    )
+    until(supervisor.children)
+    killed = 0
+    end = time.monotonic() + SECONDS
+    while Job.objects.exclude(status="succeeded").exists():
+        assert time.monotonic() < end, "they never come to an end"
+        with connection.cursor() as cursor:
+            cursor.execute(TOTALS)
+            balance, succeeded = cursor.fetchone()
+        # In one snapshot, at any time: what the jobs say is what is there.
+        assert balance == succeeded
+        time.sleep(1)
+        killed += kill_one(supervisor)
+    for account in Business.objects.all():
+        amounts = Job.objects.filter(scope=str(account.pk)).values_list("result", flat=True)
+        assert account.value == sum(amounts), account
+    assert sum(Business.objects.values_list("value", flat=True)) == sum(
+        range(BY_COMPLETE + BY_ON_FINISH + 1)
+    )
+    assert JobAttempt.objects.filter(status="succeeded").count() == BY_COMPLETE + BY_ON_FINISH
+    assert killed >= 3
+    assert JobAttempt.objects.filter(outcome="lost").count() >= killed
+    check_rows()
