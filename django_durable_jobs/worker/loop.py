@@ -93,7 +93,7 @@ class Worker:
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
         self._ends = Ends(self._alias, self._settle)
-        self._hard_limit = HardLimit(self._held, self._ends)
+        self._hard_limit = HardLimit(self._held, self._ends, self._forget)
         heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
         self._due_soon = math.inf
@@ -361,10 +361,14 @@ class Worker:
             if outcome is not None and is_first:
                 self._ends.put(held, outcome)
             elif is_first:
-                self._held.remove([held.job.token])
-                self._nudge()
+                self._forget(held)
         finally:
             self._hard_limit.came_back(held)
+
+    def _forget(self, held: Held) -> None:
+        """Leave a job to its lease."""
+        self._held.remove([held.job.token])
+        self._nudge()
 
     def _outcome_of(self, held: Held) -> Outcome | None:
         """Run the handler; None where there is no end to write, or it is written already."""

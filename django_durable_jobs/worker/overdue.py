@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from ..conf import settings
 from .ends import Ends
@@ -20,9 +21,10 @@ class HardLimit:
     refused, and its slot is no free one unless it returns after all.
     """
 
-    def __init__(self, held: HeldJobs, ends: Ends) -> None:
+    def __init__(self, held: HeldJobs, ends: Ends, forget: Callable[[Held], None]) -> None:
         self._held = held
         self._ends = ends
+        self._forget = forget
         self._lock = threading.Lock()
         self._lost: set[str] = set()
 
@@ -46,7 +48,7 @@ class HardLimit:
                 )
                 self._ends.put_elsewhere(held, overdue_outcome(held.job))
             elif held.ended and self._gives_up(held):
-                self._held.remove([held.job.token])
+                self._forget(held)
                 logger.error(
                     "the on_finish of job %s (handler %s) does not end; its slot is lost, and"
                     " its lease not renewed",
