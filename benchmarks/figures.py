@@ -22,6 +22,7 @@ OTHER_QUEUE = 1_000_000
 NEWER_CODE = 200_000
 CLAIMS, CLAIM_LIMIT, PEER_CLAIMS = 200, 16, 20
 SCHEDULES, PASSES = 1_000, 200
+CHECKS, CHECK_ROUNDS = 20_000, 15
 
 
 def enqueue(bench: Bench) -> None:
@@ -143,6 +144,15 @@ def schedules(bench: Bench) -> None:
             bench.record("schedules", DURABLE, what, value, "ms", **sizes, **found)
 
 
+def checks(bench: Bench) -> None:
+    """Time the checks of a small payload, which touch no database."""
+    sizes = {"count": bench.scaled(CHECKS, least=500), "rounds": CHECK_ROUNDS}
+    for _ in bench.rounds():
+        found = probe(DURABLE, bench.base(DURABLE), "checks", **sizes)
+        for what, value in found.items():
+            bench.record("checks", DURABLE, what, value["median"], "µs", **sizes, **value)
+
+
 def plans(bench: Bench, path: Path) -> None:
     """Write the plans of the hot statements beside other rows."""
     sizes = {name: bench.scaled(number, least=1_000) for name, number in CROWD.items()}
@@ -163,4 +173,5 @@ FIGURES = {
     "crowd": crowd,
     "claim": claim,
     "schedules": schedules,
+    "checks": checks,
 }

@@ -14,6 +14,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from itertools import count, islice
 from typing import Any
 
@@ -25,6 +26,8 @@ from .payload_types import JSON_TYPE
 
 MAX_DEPTH = 100
 _PATH_LIMIT = 80
+_ABSENT: Any = object()
+_CONTAINERS = (list, tuple, dict)
 _ATOMS = (bool, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, msgspec.UnsetType)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 # A key of plain JSON is data, but mostly a name, without which no path would lead anywhere.
@@ -130,10 +133,14 @@ def _examine(value: object, limit: int, rules: Rules) -> None:
     left = limit
     while pending:
         item, place, depth = pending.pop()
-        if isinstance(item, list | tuple | dict) and len(item) > left:
+        # By far the most values are of these two: no more is asked of them.
+        if type(item) is str:
+            left -= _check_text(item, place)
+        elif type(item) is int:
+            left -= _check_number(item, place)
+        elif isinstance(item, _CONTAINERS) and len(item) > left:
             raise _too_large(limit)
-        children = _children(item, place)
-        if children is None:
+        elif (children := _children(item, place)) is None:
             left -= _check_leaf(item, place, rules)
         else:
             if depth >= MAX_DEPTH:
@@ -160,16 +167,18 @@ def _children(item: object, place: Place) -> Iterable[tuple[object, int | str]] 
                 raise Refused(place, f"a key is {type(key).__name__}; keys must be str")
             _check_text(key, place)
         return zip(item.values(), item, strict=True)
-    record = _record_fields(item)
+    kind: Any = type(item)
+    record = _record_fields(kind)
     if record is None:
         return None
-    return [(getattr(item, name), name) for name in record if hasattr(item, name)]
+    found = ((getattr(item, name, _ABSENT), name) for name in record)
+    return [(child, name) for child, name in found if child is not _ABSENT]
 
 
-def _record_fields(item: object) -> tuple[str, ...] | None:
-    kind = type(item)
-    if isinstance(item, msgspec.Struct):
-        return item.__struct_fields__
+@lru_cache(maxsize=1024)
+def _record_fields(kind: Any) -> tuple[str, ...] | None:
+    if issubclass(kind, msgspec.Struct):
+        return tuple(kind.__struct_fields__)
     if (fields := getattr(kind, "__dataclass_fields__", None)) is not None:
         return tuple(fields)
     if (attributes := getattr(kind, "__attrs_attrs__", None)) is not None:
@@ -241,7 +250,7 @@ def _check_number(item: int | float | decimal.Decimal, place: Place) -> int:
 
 def compare(value: Any, decoded: Any, place: Place = None) -> None:
     """Refuse a value that is not what a handler would be given for its text."""
-    kind = type(decoded)
+    kind: Any = type(decoded)
     if kind in (str, int, float):
         same = _is_same_scalar(value, decoded, kind)
     elif kind in (list, tuple):
@@ -250,7 +259,7 @@ def compare(value: Any, decoded: Any, place: Place = None) -> None:
         same = type(value) is dict and len(value) == len(decoded)
         for key in decoded if same else ():
             compare(value[key], decoded[key], (place, key))
-    elif (fields := _record_fields(decoded)) is not None:
+    elif (fields := _record_fields(kind)) is not None:
         same = type(value) is kind
         for name in fields if same else ():
             compare(getattr(value, name), getattr(decoded, name), (place, name))

@@ -17,6 +17,7 @@ from copies import settle
 from timing import Run, drained, rates, summary
 
 from .bare import BareInserts
+from .checking import checks
 from .jobs import noop
 from .plans import plans
 from .rows import crowd, queued
@@ -24,6 +25,7 @@ from .scheduling import schedules
 
 __all__ = [
     "bulk",
+    "checks",
     "claims",
     "crowd",
     "enqueue",
