@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 
 from ..transitions.claims import ClaimedJob
@@ -22,6 +23,13 @@ class Held:
     ended: bool = False
     lost: bool = False
     damaged: bool = False
+    began_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How long its handler took, by the monotonic clock."""
+        return (self.ended_at or time.monotonic()) - self.began_at if self.begun else 0.0
 
 
 class HeldJobs:
@@ -38,10 +46,10 @@ class HeldJobs:
         with self._lock:
             self._jobs.update((one.job.token, one) for one in held)
 
-    def remove(self, tokens: list[str]) -> None:
+    def remove(self, tokens: list[str]) -> dict[str, Held]:
+        """Let go of jobs; give those that were held, by token."""
         with self._lock:
-            for token in tokens:
-                self._jobs.pop(token, None)
+            return {token: self._jobs.pop(token) for token in tokens if token in self._jobs}
 
     def all(self) -> list[Held]:
         with self._lock:
@@ -53,6 +61,7 @@ class HeldJobs:
             if held.job.token not in self._jobs:
                 return False
             held.begun = True
+            held.began_at = time.monotonic()
             return True
 
     def end(self, held: Held) -> bool:
@@ -61,6 +70,7 @@ class HeldJobs:
             if held.ended:
                 return False
             held.ended = True
+            held.ended_at = time.monotonic()
             return True
 
     def take_unbegun(self) -> list[Held]:

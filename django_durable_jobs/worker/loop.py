@@ -30,6 +30,7 @@ from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
 from .lifeline import ChildEnd
+from .log import Ended, log_ends, log_group
 from .options import WorkerOptions
 from .overdue import HardLimit
 from .passes import Serving, own_capabilities, run_passes
@@ -383,19 +384,15 @@ class Worker:
             os._exit(CRASHED)
         if held.ctx.stands:
             self.finished += 1
-            logger.debug("job %d: the handler completed it, now succeeded", held.job.id)
+            if logger.isEnabledFor(logging.INFO):
+                log_ends([Ended.of(held, states.RETURNED, states.SUCCEEDED)])
         return outcome
 
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         """Let go of the jobs whose end is written, or that are not ours any more."""
-        self._held.remove([outcome.token for outcome in ended])
+        held = self._held.remove([outcome.token for outcome in ended])
         self.finished += len(report.written)
-        if logger.isEnabledFor(logging.DEBUG):
-            _log_ends(ended, report)
-        for outcome in report.lost:
-            logger.warning("job %d: its end came after its lease; it is not written", outcome.job)
-        for outcome in report.damaged:
-            logger.error("job %d has no open attempt row; it is left unchanged", outcome.job)
+        log_group(held, ended, report)
         self._notice_retries(ended, report)
         self._nudge()
 
@@ -437,11 +434,3 @@ class Worker:
                 self._wake.get(timeout=min(left, 1.0))
             except queue.Empty:
                 continue
-
-
-def _log_ends(ended: list[Outcome], report: FinishReport) -> None:
-    """One line for each attempt whose end is written."""
-    for outcome in ended:
-        status = report.written.get(outcome.job)
-        if status is not None:
-            logger.debug("job %d: the handler %s, now %s", outcome.job, outcome.outcome, status)

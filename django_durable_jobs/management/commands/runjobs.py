@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import sys
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, no_translations
 
+from ...worker.log import FORMATS, show_log
 from ...worker.loop import BAD_OPTIONS, DRAINED, GAVE_UP, MIGRATIONS_MISSING
 from ...worker.options import InvalidOptions, MigrationsMissing, WorkerOptions, build_options
 from ...worker.run import run_worker
-
-LOGGER = "django_durable_jobs"
-LEVELS = {0: logging.ERROR, 1: logging.INFO, 2: logging.DEBUG, 3: logging.DEBUG}
 
 
 class Command(BaseCommand):
@@ -43,9 +40,15 @@ class Command(BaseCommand):
             "--once", action="store_true", help="Make one pass with one claim, finish it and end."
         )
 
+        parser.add_argument(
+            "--log-format",
+            choices=FORMATS,
+            help="Log to stderr as this, whatever the project's LOGGING says.",
+        )
+
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
-        log = _log_to(self.stderr, options["verbosity"])
+        hide_log = show_log(self._write_line, options["verbosity"], options["log_format"])
         try:
             code = self._run(options)
         except InvalidOptions as error:
@@ -53,7 +56,7 @@ class Command(BaseCommand):
         except MigrationsMissing as error:
             raise CommandError(str(error), returncode=MIGRATIONS_MISSING) from error
         finally:
-            log()
+            hide_log()
         if code == GAVE_UP and self._owns_process:
             self._leave(code)
         if code != DRAINED:
@@ -83,6 +86,11 @@ class Command(BaseCommand):
     def _owns_process(self) -> bool:
         return bool(getattr(self, "_called_from_command_line", False))
 
+    def _write_line(self, text: str) -> None:
+        # Uncoloured: it is no error.
+        self.stderr.write(text, str, ending="")
+        self.stderr.flush()
+
     def _leave(self, code: int) -> None:
         """Exit without Python's own clean-up, which would wait for threads that never end."""
         self.stdout.flush()
@@ -102,22 +110,3 @@ class Command(BaseCommand):
         )
         # Before a fork, which would copy what is buffered, and for whoever reads a pipe.
         self.stdout.flush()
-
-
-def _log_to(stream: Any, verbosity: int) -> Any:
-    """Show the log where the project shows it nowhere; give the undo."""
-    logger = logging.getLogger(LOGGER)
-    shown = (logging.getLogger(), logger, logging.getLogger(f"{LOGGER}.worker"))
-    if any(one.handlers for one in shown):
-        return lambda: None
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(LEVELS.get(verbosity, logging.DEBUG))
-
-    def undo() -> None:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-
-    return undo
