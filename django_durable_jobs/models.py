@@ -288,7 +288,7 @@ class ScheduleCursor(models.Model):
             ("run_schedule", "Can run a schedule now"),
         ]
         # What is due, asked by each worker at each poll.
-        indexes = [models.Index(fields=["paused", "next_minute"], name="durable_cursor_due")]
+        indexes = [models.Index(fields=["next_minute"], name="durable_cursor_due")]
 
     def __str__(self) -> str:
         return f"{self.name}"

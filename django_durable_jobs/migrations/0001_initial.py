@@ -112,9 +112,7 @@ class Migration(migrations.Migration):
                     ("run_schedule", "Can run a schedule now"),
                 ],
                 "default_permissions": ("view",),
-                "indexes": [
-                    models.Index(fields=["paused", "next_minute"], name="durable_cursor_due")
-                ],
+                "indexes": [models.Index(fields=["next_minute"], name="durable_cursor_due")],
             },
         ),
         migrations.CreateModel(

@@ -46,6 +46,12 @@ def advance(
     return Advance(fire=tuple(fire), last=last, next=following, more=more)
 
 
+def pass_over(timetable: Timetable, *, now: int) -> Advance:
+    """Advance a paused cursor: its minutes pass, and none of them fires."""
+    last = now // MINUTE
+    return Advance(fire=(), last=last, next=timetable.next_after(last), more=False)
+
+
 def _first_not_missed(now: int, grace: float) -> int:
     """Give the first minute that began not more than the grace ago."""
     return -((round(grace * SECOND) - now) // MINUTE)

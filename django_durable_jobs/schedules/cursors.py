@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from django.db import connections
+from django.db.models import Q
 
 from ..dialects import dialect_for
 from ..dialects.base import CURSORS
@@ -34,8 +35,8 @@ class Locked:
     """A cursor that this transaction has locked; minutes are counted from 1970."""
 
     id: int
-    last: int
     next: int
+    paused: bool
     now: int
 
 
@@ -44,7 +45,7 @@ def due(alias: str) -> tuple[int, list[Due]]:
     sql = (
         "SELECT t.now, c.name, c.fingerprint"
         f" FROM (SELECT {dialect_for(alias).now()} AS now) AS t"
-        f" LEFT JOIN {CURSORS} c ON c.paused = false AND c.next_minute <= t.now"
+        f" LEFT JOIN {CURSORS} c ON c.next_minute <= t.now"
         " ORDER BY c.next_minute, c.id"
     )
     rows = _fetch(alias, sql)
@@ -61,14 +62,14 @@ def lock_due(alias: str, declared: Schedule) -> Locked | None:
     lock = f"{dialect.for_update()} SKIP LOCKED" if dialect.for_update() else ""
     rows = _fetch(
         alias,
-        "WITH locked AS MATERIALIZED (SELECT c.id, c.last_minute, c.next_minute"
-        f" FROM {CURSORS} c WHERE c.name = %s AND c.fingerprint = %s AND c.paused = false{lock})"
+        "WITH locked AS MATERIALIZED (SELECT c.id, c.next_minute, c.paused"
+        f" FROM {CURSORS} c WHERE c.name = %s AND c.fingerprint = %s{lock})"
         f" SELECT l.*, {dialect.now()} FROM locked l",
         [declared.name, declared.fingerprint],
     )
-    for key, last, following, now in rows:
+    for key, following, paused, now in rows:
         if following is not None and following <= now:
-            return Locked(id=key, last=last // MINUTE, next=following // MINUTE, now=now)
+            return Locked(id=key, next=following // MINUTE, paused=bool(paused), now=now)
     return None
 
 
@@ -136,11 +137,15 @@ def standing_at(declared: Schedule, minute: int) -> dict[str, Any]:
     }
 
 
-def mark(alias: str, declared: Schedule, problem: str) -> None:
-    """Write down why a schedule could not fire; its next success takes it away."""
+def mark(alias: str, declared: Schedule, problem: str) -> bool:
+    """Write down why a schedule could not fire; False if that stands there already.
+
+    Its next success takes it away.
+    """
     with dialect_for(alias).own(alias):
-        rows = ScheduleCursor.objects.using(alias)
-        rows.filter(name=declared.name, fingerprint=declared.fingerprint).update(problem=problem)
+        rows = ScheduleCursor.objects.using(alias).filter(name=declared.name)
+        new = rows.filter(Q(problem=None) | ~Q(problem=problem), fingerprint=declared.fingerprint)
+        return bool(new.update(problem=problem))
 
 
 def require_adopted(alias: str, schedules: Iterable[Schedule]) -> None:

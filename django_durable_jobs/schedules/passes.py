@@ -16,8 +16,8 @@ from ..instants import SECOND, from_microseconds
 from ..models import Job
 from ..submission import JobSubmission, new_job_id
 from . import cursors
-from .catch_up import MINUTE, advance
-from .cursors import Due
+from .catch_up import MINUTE, Advance, advance, pass_over
+from .cursors import Due, Locked
 from .declaration import Schedule, registry
 
 logger = logging.getLogger("django_durable_jobs")
@@ -45,31 +45,38 @@ class _Trouble:
     rests_until: float = 0.0
 
 
-def fire(alias: str, declared: Schedule) -> tuple[list[Job], bool]:
+def fire(alias: str, declared: Schedule) -> tuple[list[Job], bool] | None:
     """Insert the occurrences of a due schedule and advance its cursor, in one transaction.
 
-    Gives the new jobs, and whether more is due. One that another transaction holds is passed
-    over, and so is an occurrence that is there already (CONTRACT 5.2).
+    Gives the new jobs, and whether more is due; None where another transaction holds the
+    cursor or has advanced it. An occurrence that is there already is passed over (CONTRACT
+    5.2), and so is every minute of a paused schedule.
     """
 
-    def work() -> tuple[list[Job], bool]:
+    def work() -> tuple[list[Job], bool] | None:
         with dialect.own(alias):
             cursor = cursors.lock_due(alias, declared)
             if cursor is None:
-                return [], False
-            to = advance(
-                declared.timetable,
-                first=cursor.next,
-                now=cursor.now,
-                grace=declared.grace,
-                most_missed=declared.most_missed,
-            )
+                return None
+            to = _advance(declared, cursor)
             jobs = insert_new(alias, _occurrences(declared, to.fire))
             cursors.move(alias, cursor, to)
         return jobs, to.more
 
     dialect = dialect_for(alias)
     return dialect.retried(work)
+
+
+def _advance(declared: Schedule, cursor: Locked) -> Advance:
+    if cursor.paused:
+        return pass_over(declared.timetable, now=cursor.now)
+    return advance(
+        declared.timetable,
+        first=cursor.next,
+        now=cursor.now,
+        grace=declared.grace,
+        most_missed=declared.most_missed,
+    )
 
 
 def _occurrences(declared: Schedule, minutes: tuple[int, ...]) -> list[JobSubmission]:
@@ -109,16 +116,17 @@ class Scheduler:
             if self._is_stopping():
                 break
             try:
-                fired, has_more = fire(self._alias, declared)
+                fired = fire(self._alias, declared)
             except Exception as error:
                 unserved = unserved + 1 if self._put_aside(declared, error) else 0
                 if unserved == AWAY:
                     raise
                 continue
-            self._is_well(declared, len(fired))
             unserved = 0
-            jobs += fired
-            more = more or has_more
+            if fired is not None:
+                self._is_well(declared, len(fired[0]))
+                jobs += fired[0]
+                more = more or fired[1]
         return Pass(jobs=jobs, more=more, seconds_left=(MINUTE - now % MINUTE) / SECOND)
 
     def _to_fire(self, due: Due) -> Schedule | None:
@@ -154,19 +162,20 @@ class Scheduler:
             if is_new:
                 logger.warning("schedule %s waits: %s", declared.name, type(error).__name__)
             return True
-        if is_new:
+        if is_new and self._mark(declared, error):
             logger.error("schedule %s cannot fire", declared.name, exc_info=error)
-            self._mark(declared, error)
         return False
 
-    def _mark(self, declared: Schedule, error: Exception) -> None:
+    def _mark(self, declared: Schedule, error: Exception) -> bool:
+        """Mark it; False if it is marked so already, and has been told by who did it."""
         # Our own errors name fields and types; a database's may name values.
         text = f": {error}" if isinstance(error, DurableJobsError) else ""
         try:
-            cursors.mark(self._alias, declared, f"{type(error).__name__}{text}"[:1000])
+            return cursors.mark(self._alias, declared, f"{type(error).__name__}{text}"[:1000])
         except (DatabaseError, InterfaceError, LockTimeout):
             logger.warning("schedule %s cannot be marked", declared.name, exc_info=True)
             self._clean()
+            return True
 
     def _is_well(self, declared: Schedule, jobs: int) -> None:
         trouble = self._troubles.pop(declared.name, None)

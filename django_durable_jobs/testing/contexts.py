@@ -6,6 +6,7 @@ import json
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from ..clock import host_now
@@ -38,6 +39,7 @@ def context(
     job_id: str = "test",
     scope: str = "",
     queue: str = "default",
+    scheduled_for: datetime | None = None,
     checkpoint_value: Any = None,
     cancelled: bool = False,
 ) -> TestContext:
@@ -76,6 +78,7 @@ def context(
         timeout=3600,
         started_at=from_microseconds(host_now()),
         enforce_timeout=False,
+        scheduled_for=scheduled_for,
         checkpoint_value=checkpoint_value,
     )
     made.reported = reported

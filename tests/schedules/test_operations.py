@@ -122,7 +122,7 @@ def test_adoption_waits_for_a_pass_and_the_pass_of_the_old_code_stops(
         assert adopting.result() == "adopted"
     assert Job.objects.count() == 1
     clock.advance(HOUR)
-    assert fire("default", ticking) == ([], False)
+    assert fire("default", ticking) is None
     assert [one.scheduled_for for one in old.run().jobs][0] == START + 5 * MINUTE
 
 
@@ -138,17 +138,31 @@ def test_a_pause_fires_nothing_and_resuming_does_not_fire_at_once(
     assert len(fired()) == 1
     assert operations.pause("default", "tick") == "paused"
     assert operations.pause("default", "tick") == "unchanged"
-    clock.advance(HOUR)
-    # Not even looked at as due, and a start changes nothing.
-    assert cursors.due("default")[1] == []
-    assert fired() == []
-    clock.advance(30)
+    clock.advance(HOUR + timedelta(seconds=30))
     assert operations.resume("default", "tick") == "resumed"
     assert operations.resume("default", "tick") == "unchanged"
     assert fired() == []
     assert cursor().last_minute == START + HOUR + MINUTE
     clock.advance(30)
     assert fired() == [START + HOUR + 2 * MINUTE]
+
+
+@pytest.mark.django_db
+def test_the_minutes_of_a_pause_pass(ticking: Any, clock: FakeClock) -> None:
+    """So that nothing fires at once either where somebody clears the flag by an update."""
+    run_schedules()
+    ScheduleCursor.objects.update(paused=True)
+    clock.advance(10 * HOUR)
+    assert fired() == []
+    assert (cursor().last_minute, cursor().next_minute) == (
+        START + 10 * HOUR,
+        START + 10 * HOUR + MINUTE,
+    )
+    assert cursors.due("default")[1] == []
+    ScheduleCursor.objects.update(paused=False)
+    assert fired() == []
+    clock.advance(60)
+    assert fired() == [START + 10 * HOUR + MINUTE]
 
 
 @pytest.mark.django_db

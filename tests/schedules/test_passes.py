@@ -267,6 +267,25 @@ def test_a_schedule_that_never_comes_again_rests_without_an_error(tick: Any) -> 
 
 
 @pytest.mark.django_db
+def test_the_zone_of_the_project_changes_nothing(tick: Any, settings: Any) -> None:
+    """``USE_TZ=False`` in a zone whose clock repeats the hour in which the pass comes."""
+    settings.USE_TZ, settings.TIME_ZONE = False, "America/New_York"
+    first = utc("2026-11-01T05:30")
+    with FakeClock(first) as clock:
+        schedule("tick", "*/15 * * * *", tick)
+        schedule("there", "45 1 * * *", tick, timezone="America/New_York")
+        run_schedules()
+        clock.advance(2 * HOUR)
+        fired = run_schedules()
+    found = [(one.schedule, one.scheduled_for) for one in fired]
+    assert found == [
+        ("there", utc("2026-11-01T05:45")),
+        *(("tick", first + n * 15 * MINUTE) for n in range(1, 9)),
+    ]
+    assert cursor("there").next_minute == utc("2026-11-02T06:45")
+
+
+@pytest.mark.django_db
 def test_a_change_of_zone_rules_is_noticed_at_a_start(tick: Any, clock: FakeClock) -> None:
     schedule("tick", "0 14 * * *", tick)
     run_schedules()
@@ -359,6 +378,33 @@ def test_a_broken_schedule_delays_no_other(
 
 
 @pytest.mark.django_db
+def test_what_is_marked_already_was_told_by_who_marked_it(
+    tick: Any, clock: FakeClock, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def breaking(alias: str, declared: Any) -> Any:
+        raise RuntimeError("a fault of ours") if len(told()) < 2 else ValueError("another")
+
+    def told() -> list[str]:
+        return [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+
+    schedule("tick", "* * * * *", tick)
+    run_schedules()
+    clock.advance(60)
+    with monkeypatch.context() as patch:
+        patch.setattr(passes, "fire", breaking)
+        for _ in range(3):
+            assert run_schedules() == []
+            assert told() == ["schedule tick cannot fire"]
+            assert cursor().problem == "RuntimeError"
+        ScheduleCursor.objects.update(problem=None)
+        run_schedules()
+        run_schedules()
+        assert (len(told()), cursor().problem) == (3, "ValueError")
+    assert len(run_schedules()) == 1
+    assert cursor().problem is None
+
+
+@pytest.mark.django_db
 def test_a_broken_schedule_rests_longer_each_time(
     tick: Any, clock: FakeClock, monkeypatch: Any
 ) -> None:
@@ -407,9 +453,8 @@ def test_a_request_that_is_refused_at_run_time_is_marked_with_the_reason(
     problem = cursor("keyed").problem or ""
     assert problem.startswith("InvalidSubmission: The concurrency_key function of tests.keyed")
     assert "s3cr3t" not in problem
-    # A worker would not start with it, so run_schedules() does not either.
-    with pytest.raises(InvalidSchedule, match="keyed"):
-        run_schedules()
+    # A worker would not even start with it.
+    assert "The concurrency_key function" in registry.problems()[0]
 
 
 @pytest.mark.django_db
@@ -605,9 +650,14 @@ def test_the_lock_is_followed_by_another_look(tick: Any, clock: FakeClock, chang
         ScheduleCursor.objects.update(next_minute=None)
     before = list(ScheduleCursor.objects.values())
     clock.advance(1)
-    jobs, more = fire("default", declared)
-    assert (len(jobs), more) == (1 if change == "nothing" else 0, False)
-    assert (list(ScheduleCursor.objects.values()) == before) == (change != "nothing")
+    fired = fire("default", declared)
+    if change in ("advanced", "never again"):
+        assert fired is None
+        assert list(ScheduleCursor.objects.values()) == before
+    else:
+        assert fired is not None
+        assert (len(fired[0]), fired[1]) == (change == "nothing", False)
+        assert cursor().last_minute == START + MINUTE
 
 
 @pytest.mark.django_db
@@ -683,7 +733,7 @@ def test_an_older_process_leaves_what_was_adopted_and_says_so_once(
     ScheduleCursor.objects.filter(name="tick").update(next_minute=START)
     cursors.activate("default", registry.all())
     assert (cursor().last_minute, cursor().next_minute) == (before.last_minute, START)
-    assert fire("default", registry.get("tick")) == ([], False)  # type: ignore[arg-type]
+    assert fire("default", registry.get("tick")) is None  # type: ignore[arg-type]
 
 
 @pytest.mark.django_db

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 from django_durable_jobs import JobCancelled, job
@@ -19,8 +21,10 @@ def test_a_handler_is_called_plainly_with_a_context_that_records():
         ctx.complete("done")
         return ctx.attempt
 
-    ctx = context(attempt=2, checkpoint_value=40)
+    minute = datetime(2026, 3, 1, 2, 30, tzinfo=UTC)
+    ctx = context(attempt=2, checkpoint_value=40, scheduled_for=minute)
     assert plain(ctx, {"n": 2}) == 2
+    assert (ctx.scheduled_for, context().scheduled_for) == (minute, None)
     assert ctx.reported.progress == [(0.5, "half")]
     assert ctx.reported.checkpoints == [{"row": 42}]
     assert ctx.reported.completed == [None, "done"]
