@@ -13,9 +13,9 @@ import enum
 import math
 import re
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from itertools import count, islice
+from itertools import count
 from typing import Any
 
 import msgspec
@@ -124,33 +124,38 @@ ENCODER = msgspec.json.Encoder(enc_hook=enc_hook)
 
 
 def _examine(value: object, limit: int, rules: Rules) -> None:
-    """Refuse what JSON or a database cannot hold; iterative and bounded by ``limit``.
+    """Refuse what JSON or a database cannot hold; in bounded time and in little memory.
 
     Every value takes at least a byte, so a shared or cyclic structure that would unfold
     without end passes the limit or the depth first.
     """
-    pending: list[tuple[object, Place, int]] = [(value, None, 0)]
     left = limit
-    while pending:
-        item, place, depth = pending.pop()
-        # By far the most values are of these two: no more is asked of them.
-        if type(item) is str:
-            left -= _check_text(item, place)
-        elif type(item) is int:
-            left -= _check_number(item, place)
-        elif isinstance(item, _CONTAINERS) and len(item) > left:
-            raise _too_large(limit)
-        elif (children := _children(item, place)) is None:
-            left -= _check_leaf(item, place, rules)
-        else:
-            if depth >= MAX_DEPTH:
+    levels: list[tuple[Iterator[tuple[object, Any]], Place]] = [(iter([(value, None)]), None)]
+    while levels:
+        inside, above = levels[-1]
+        for item, step in inside:
+            place = None if step is None else (above, step)
+            # By far the most values are of these two: no more is asked of them.
+            if type(item) is str:
+                left -= _check_text(item, place)
+            elif type(item) is int:
+                left -= _check_number(item, place)
+            elif isinstance(item, _CONTAINERS) and len(item) > left:
+                raise _too_large(limit)
+            elif (children := _children(item, place)) is None:
+                left -= _check_leaf(item, place, rules)
+            elif len(levels) > MAX_DEPTH:
                 raise Refused(place, f"it is nested deeper than {MAX_DEPTH} levels")
-            # Whatever a class of the project's says of its own length.
-            for child, step in islice(children, limit):
-                pending.append((child, (place, step), depth + 1))
-            left -= 2
-        if left < 0 or len(pending) >= limit:
-            raise _too_large(limit)
+            else:
+                left -= 2
+                levels.append((iter(children), place))
+                break
+            if left < 0:
+                raise _too_large(limit)
+        else:
+            levels.pop()
+    if left < 0:
+        raise _too_large(limit)
 
 
 def _too_large(limit: int) -> Refused:

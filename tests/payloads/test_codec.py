@@ -8,9 +8,10 @@ import datetime
 import decimal
 import json
 import math
+import tracemalloc
 import typing
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -411,6 +412,32 @@ def test_a_hundred_levels_are_allowed_and_no_more() -> None:
     order = Order(1)
     order.parent = order
     assert "deeper" in refused(Order, order)
+
+
+def peak(work: Callable[[], object]) -> int:
+    """Measure the most memory that some work takes at a time."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[1] * 32_000, [[]] * 21_000, [{}] * 21_000, ["x" * 60_000], {str(n): 0 for n in range(7000)}],
+    ids=lambda value: type(value[0] if isinstance(value, list) else value).__name__,
+)
+def test_the_memory_of_a_payload_is_bounded_by_its_size(value: Any) -> None:
+    codec = codec_for(JSON)
+    with override_settings(DURABLE_JOBS={"MAX_PAYLOAD_BYTES": LIMIT}):
+        text = codec.encode(value)
+        assert LIMIT * 0.9 < len(text) <= LIMIT
+        assert peak(lambda: codec.encode(value)) < 40 * LIMIT
+        assert peak(lambda: codec.decode(text)) < 40 * LIMIT
+        for too_large in ([value] * 1000, [0] * 1_000_000, shared):
+            assert peak(lambda large=too_large: refused(JSON, large)) < 2 * LIMIT
 
 
 # Dispatch ------------------------------------------------------------------------------------
