@@ -211,8 +211,8 @@ BOTH = [
          " AND j.lease_expires_at <= {dialect_for(alias).now()}", "", EXPIRED_ONLY),
     _one("the rows that hide the next", "transitions/_pages.py", "if len(page) < PAGE:",
          "if len(page) < PAGE or stuck:", NEVER_HIDE),
-    _one("the source of a pass", "transitions/_pages.py", "WHERE status = '{source}' AND id",
-         "WHERE id", STILL_QUEUED),
+    _one("the source of a pass", "transitions/_pages.py",
+         "WHERE status || '' = '{source}' AND id", "WHERE id", STILL_QUEUED),
 ]  # fmt: skip
 
 
