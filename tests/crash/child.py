@@ -71,7 +71,7 @@ MOVES = {
     "checkpoint": ("checkpoint = o.value",),
     "block a claimed one": ("DELETE FROM django_durable_jobs_jobattempt",),
     "recover": ("outcome = 'lost'", "django_durable_jobs_jobattempt SET"),
-    "promote": ("SET status = 'queued' WHERE status = 'scheduled'",),
+    "promote": ("SET status = 'queued' WHERE status", "= 'scheduled'"),
     "exhaust": ("error_category = 'exhausted'", "SET status = 'failed'"),
     "release": ("blocked_reason = NULL",),
     "block": ("SET status = 'blocked'",),
@@ -120,12 +120,16 @@ def register_handlers() -> None:
             ctx.check()
             time.sleep(0.005)
 
-    @job("crash.fragile", retry_on_interrupt=False)
+    def tell(event) -> None:
+        """Write what commits with the end, in the worker's transaction or the handler's."""
+        Business.objects.create(name=f"told of {event.job_id}", value=event.attempt)
+
+    @job("crash.fragile", retry_on_interrupt=False, on_finish=tell)
     def fragile(ctx) -> int:
         Business.objects.create(name=ctx.token, value=ctx.attempt)
         return ctx.attempt
 
-    @job("crash.complete", backoff=0)
+    @job("crash.complete", backoff=0, on_finish=tell)
     def complete(ctx) -> None:
         """Write a business row and the job's end in one transaction."""
         with transaction.atomic():

@@ -183,8 +183,12 @@ def check_whole(tables: Tables) -> None:
     by_attempts = {one["token"]: one["status"] for one in attempts[job["id"]]}
     wrote = [by_attempts[row["name"]] for row in tables["business"] if row["name"] in by_attempts]
     assert wrote == (["succeeded"] if job["status"] == "succeeded" else [])
+    # Written by on_finish in the transaction that ends the job: there if and only if it ended.
+    told = {f"told of {job['job_id']}" for job in tables["jobs"] if job["status"] == "succeeded"}
+    told &= {"told of complete", "told of fragile"}
+    assert told == {row["name"] for row in tables["business"] if row["name"].startswith("told")}
     # Otherwise an execution writes once, and another one of the same job may write again.
-    names = [row["name"] for row in tables["business"]]
+    names = [row["name"] for row in tables["business"] if row["name"] not in told]
     assert len(names) == len(set(names))
     assert set(names) <= {one["token"] for one in tables["attempts"]}
 
