@@ -19,7 +19,9 @@ def block(alias: str, held: Held, reason: str) -> None:
     while not held.lost:
         try:
             row = (held.job.id, held.job.token, reason)
-            if not block_claimed(alias, [row], wait=True):
+            if block_claimed(alias, [row], wait=True):
+                logger.warning("job %d is blocked: %s", held.job.id, reason)
+            else:
                 logger.warning("job %d cannot be blocked; it is left unchanged", held.job.id)
             return
         except Exception as error:

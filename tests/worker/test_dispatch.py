@@ -13,7 +13,7 @@ from django_durable_jobs import JobContext, job
 from django_durable_jobs.exceptions import LockTimeout
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
-from django_durable_jobs.worker import loop
+from django_durable_jobs.worker import blocking, loop
 
 from .support import attempts, change, drain, fresh
 
@@ -58,7 +58,7 @@ def assert_unspent(one: Job) -> None:
 def test_what_this_code_cannot_run_is_not_claimed_and_not_lost(
     count: Handler[..., Any], columns: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "block_claimed", _must_not_be_called)
+    monkeypatch.setattr(blocking, "block_claimed", _must_not_be_called)
     foreign = count.submit(Number(1))
     change(foreign, **columns)
     own = count.submit(Number(2))
@@ -140,7 +140,7 @@ DAMAGES += [unreadable_job_id, unreadable_queue]
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("threads", [1, 10])
 def test_one_poisoned_payload_among_ten_stops_none_of_the_others(
-    count: Handler[..., Any], damage: Callable[[Job], None], threads: int
+    count: Handler[..., Any], damage: Callable[[Job], None], threads: int, caplog: Any
 ) -> None:
     ten = [count.submit(Number(number)) for number in range(10)]
     poisoned = ten.pop(5)
@@ -151,6 +151,7 @@ def test_one_poisoned_payload_among_ten_stops_none_of_the_others(
     ]
     assert [fresh(one).attempt_count for one in ten] == [1] * 9
     found = fresh(poisoned)
+    assert f"job {poisoned.pk} is blocked: corrupt_payload" in caplog.text or found.queue is None
     assert (found.status, found.blocked_reason) == ("blocked", "corrupt_payload")
     assert (found.attempt_count, found.lease_token) == (0, None)
     assert attempts(poisoned) == []
@@ -167,7 +168,7 @@ def test_a_block_that_the_database_refuses_once_is_tried_again(
 ) -> None:
     if isinstance(error, OperationalError) and connection.vendor == "sqlite":
         pytest.skip("SQLite has no connection to lose")
-    block_claimed = loop.block_claimed
+    block_claimed = blocking.block_claimed
     errors = [error]
 
     def refused(*arguments: Any, **options: Any) -> Any:
@@ -175,7 +176,7 @@ def test_a_block_that_the_database_refuses_once_is_tried_again(
             raise errors.pop()
         return block_claimed(*arguments, **options)
 
-    monkeypatch.setattr(loop, "block_claimed", refused)
+    monkeypatch.setattr(blocking, "block_claimed", refused)
     poisoned = count.submit(Number(1))
     damaged_hash(poisoned)
     drain()
