@@ -251,7 +251,7 @@ def test_stored_text_that_is_no_json_reads_as_none(caplog: pytest.LogCaptureFixt
     with connection.cursor() as cursor:
         cursor.execute("UPDATE django_durable_jobs_job SET result = '{broken'")
     assert Job.objects.get(pk=row.pk).result is None
-    assert "cannot be decoded" in caplog.text
+    assert "Stored result cannot be read" in caplog.text
 
 
 def test_a_result_that_is_no_json_is_refused_on_save() -> None:
