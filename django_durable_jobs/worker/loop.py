@@ -30,6 +30,7 @@ from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
 from .lifeline import ChildEnd
+from .lifetime import HeartbeatFile, Lifetime
 from .log import Ended, log_ends, log_group
 from .options import WorkerOptions
 from .overdue import HardLimit
@@ -65,10 +66,13 @@ class Worker:
         *,
         owns_process: bool = False,
         parent: ChildEnd | None = None,
+        heartbeat_file: HeartbeatFile | None = None,
     ) -> None:
         self.options = options
         self._owns_process = owns_process
         self._parent = parent
+        self._heartbeat_file = heartbeat_file
+        self._lifetime = Lifetime(seconds=options.max_runtime, mebibytes=options.max_memory)
         self.finished = 0
         self._alias = options.alias
         self._stopping = False
@@ -151,7 +155,7 @@ class Worker:
         try:
             with connections.outside_pool(self._alias):
                 self._work()
-                if self._parent is not None and self._is_worn_out():
+                if self._parent is not None and self._is_replaced():
                     self._parent.retire()
                 return self._shut_down()
         finally:
@@ -178,7 +182,7 @@ class Worker:
 
     def _work(self) -> None:
         """Claim whenever slots are free; wait for the poll interval once nothing was left."""
-        while not self._stopping and not self._had_enough() and not self._is_worn_out():
+        while not self._stopping and not self._had_enough() and not self._is_replaced():
             try:
                 was_idle = self._is_idle()
                 if self.options.until_idle and was_idle:
@@ -217,6 +221,10 @@ class Worker:
         """Tell whether stuck threads cost this process: the first does where it is replaced."""
         bearable = 1 if self._parent is not None else self._slots.count
         return self._hard_limit.lost_slots >= bearable
+
+    def _is_replaced(self) -> bool:
+        """Tell whether another process is to go on."""
+        return self._is_worn_out() or self._lifetime.is_over
 
     def _is_idle(self) -> bool:
         return len(self._held) == 0
@@ -328,8 +336,12 @@ class Worker:
     def _look_at_limits(self) -> None:
         """The supervisor hears of us from here: no database and no handler holds this up."""
         self._hard_limit.step()
+        if self._lifetime.look(has_worked=self._claimed > 0):
+            self._nudge()
         if self._parent is not None:
             self._parent.beat()
+        if self._heartbeat_file is not None:
+            self._heartbeat_file.touch()
 
     # -- running
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -44,6 +45,10 @@ class WorkerOptions:
     drain: bool = False
     once: bool = False
     max_jobs: int | None = None
+    max_runtime: float | None = None
+    max_memory: int | None = None
+    heartbeat_file: Path | None = None
+    reload: bool = False
     schedules: bool = True
 
     @property
@@ -67,6 +72,10 @@ def build_options(
     drain: bool = False,
     once: bool = False,
     max_jobs: int | None = None,
+    max_runtime: float | None = None,
+    max_memory: int | None = None,
+    heartbeat_file: str | None = None,
+    reload: bool = False,
     no_schedules: bool = False,
 ) -> WorkerOptions:
     """Check options and settings; raise ``InvalidOptions`` with one sentence."""
@@ -75,6 +84,8 @@ def build_options(
         raise InvalidOptions(problem)
     if drain and once:
         raise InvalidOptions("give --drain or --once, not both.")
+    if reload and (drain or once):
+        raise InvalidOptions("--reload is for a worker that stays: not with --drain or --once.")
     alias = settings.DATABASE if database is None else database
     if alias not in connections.databases:
         raise InvalidOptions(
@@ -91,6 +102,10 @@ def build_options(
         drain=drain,
         once=once,
         max_jobs=None if max_jobs is None else _whole("--max-jobs", max_jobs, 1, 2**63 - 1),
+        max_runtime=None if max_runtime is None else _runtime(max_runtime),
+        max_memory=None if max_memory is None else _whole("--max-memory", max_memory, 1, 2**40),
+        heartbeat_file=None if heartbeat_file is None else _heartbeat_file(heartbeat_file),
+        reload=reload,
         schedules=not no_schedules,
     )
     if options.queues is not None and not set(options.queues) - set(options.excluded_queues):
@@ -130,6 +145,24 @@ def _whole(option: str, value: Any, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidOptions(f"{option} must be a whole number from {low} to {high}.")
     return value
+
+
+def _runtime(seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise InvalidOptions("--max-runtime must be a number of seconds above 0.")
+    return seconds
+
+
+def _heartbeat_file(path: str) -> Path:
+    file = Path(path).absolute()
+    try:
+        file.touch()
+    except OSError as error:
+        raise InvalidOptions(
+            f'--heartbeat-file "{path}" cannot be written ({error.strerror}): name a file in a'
+            " folder that this user may write to."
+        ) from None
+    return file
 
 
 def _check_database(options: WorkerOptions) -> None:

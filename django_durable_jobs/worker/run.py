@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from django.db import DatabaseError, connections
@@ -19,8 +21,10 @@ from ..schedules.declaration import registry as schedules
 from ..transactions import in_test_wrapper
 from .connections import clean, close_before_fork
 from .lifeline import ChildEnd
+from .lifetime import HeartbeatFile
 from .loop import Worker
 from .options import InvalidOptions, MigrationsMissing, WorkerOptions
+from .reloading import Reloading
 from .signals import stop_on_signal
 from .supervised import backoff, is_transient
 from .supervisor import Limits, Supervisor
@@ -43,9 +47,26 @@ def run_worker(
     if options.schedules:
         _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
     started(options)
-    # Where a process cannot fork, this one works alone.
-    if options.until_idle or options.processes == 0 or not hasattr(os, "fork"):
-        return _work(options, owns_process=owns_process)
+    with _heartbeat(options) as heartbeat:
+        # Where a process cannot fork, this one works alone.
+        if options.reload or options.until_idle or not options.processes or not hasattr(os, "fork"):
+            return _work(options, owns_process=owns_process, heartbeat=heartbeat)
+        return _supervise(options, heartbeat)
+
+
+@contextmanager
+def _heartbeat(options: WorkerOptions) -> Iterator[HeartbeatFile | None]:
+    if options.heartbeat_file is None:
+        yield None
+        return
+    heartbeat = HeartbeatFile(options.heartbeat_file)
+    try:
+        yield heartbeat
+    finally:
+        heartbeat.remove()
+
+
+def _supervise(options: WorkerOptions, heartbeat: HeartbeatFile | None) -> int:
     close_before_fork()
 
     def work(number: int, parent: ChildEnd) -> int:
@@ -58,15 +79,39 @@ def run_worker(
         stop=float(settings.SHUTDOWN_SECONDS) + float(settings.TIMEOUT_GRACE_SECONDS),
     )
     bounded = options.max_jobs is not None
-    return Supervisor(options.processes, work, limits, bounded=bounded).run()
+    return Supervisor(options.processes, work, limits, bounded=bounded, heartbeat=heartbeat).run()
 
 
-def _work(options: WorkerOptions, *, owns_process: bool, parent: ChildEnd | None = None) -> int:
-    worker = Worker(options, owns_process=owns_process, parent=parent)
+def _work(
+    options: WorkerOptions,
+    *,
+    owns_process: bool,
+    parent: ChildEnd | None = None,
+    heartbeat: HeartbeatFile | None = None,
+) -> int:
+    worker = Worker(options, owns_process=owns_process, parent=parent, heartbeat_file=heartbeat)
+    if options.reload:
+        return _work_and_reload(worker, owns_process=owns_process)
     with stop_on_signal(worker.stop):
         if parent is not None:
             parent.watch(worker.stop)
         return worker.run()
+
+
+def _work_and_reload(worker: Worker, *, owns_process: bool) -> int:
+    if not owns_process:
+        raise InvalidOptions("--reload works on the command line only: it replaces the process.")
+    signalled = threading.Event()
+    reloading = Reloading()
+    reloading.watch(worker.stop)
+
+    def stop() -> None:
+        signalled.set()
+        worker.stop()
+
+    with stop_on_signal(stop):
+        code = worker.run()
+        return code if signalled.is_set() else reloading.begin_again(code, signalled.is_set)
 
 
 def _refuse_transaction(alias: str) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from .lifeline import ChildEnd, ParentEnd, lifeline
+from .lifetime import HeartbeatFile
 from .loop import CRASHED, DRAINED, GAVE_UP
 from .signals import SIGNALS, stop_on_signal
 
@@ -94,10 +95,19 @@ class Supervisor:
     that drained has done its part and is not replaced.
     """
 
-    def __init__(self, count: int, work: Work, limits: Limits, *, bounded: bool = False) -> None:
+    def __init__(
+        self,
+        count: int,
+        work: Work,
+        limits: Limits,
+        *,
+        bounded: bool = False,
+        heartbeat: HeartbeatFile | None = None,
+    ) -> None:
         self._work = work
         self._limits = limits
         self._bounded = bounded
+        self._heartbeat = heartbeat
         self._places = [Place(number=number) for number in range(count)]
         self._time = OwnTime()
         self._stopping = False
@@ -115,11 +125,22 @@ class Supervisor:
                     self._look_after(place)
                 if os.getpid() == 1:
                     self._reap_orphans()
+                if self._heartbeat is not None and self._is_well():
+                    self._heartbeat.touch()
                 time.sleep(TICK_SECONDS)
         return self._worst
 
     def stop(self) -> None:
         self._stopping = True
+
+    def _is_well(self) -> bool:
+        """Tell whether every place is served by somebody who was heard of lately."""
+        return all(
+            place.serving is not None
+            and self._time.now - place.serving.heard <= self._limits.last_silence
+            for place in self._places
+            if place.next_start < math.inf
+        )
 
     # -- the children
 

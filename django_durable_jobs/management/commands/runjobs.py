@@ -39,7 +39,20 @@ class Command(BaseCommand):
         parser.add_argument(
             "--once", action="store_true", help="Make one pass with one claim, finish it and end."
         )
-
+        parser.add_argument(
+            "--max-runtime", type=float, metavar="SECONDS", help="Replace a process after so long."
+        )
+        parser.add_argument(
+            "--max-memory", type=int, metavar="MIB", help="Replace a process that uses more."
+        )
+        parser.add_argument(
+            "--heartbeat-file", metavar="PATH", help="Touch this file while all is well."
+        )
+        parser.add_argument(
+            "--reload",
+            action="store_true",
+            help="Begin again when the code changes, in one process (for development).",
+        )
         parser.add_argument(
             "--log-format",
             choices=FORMATS,
@@ -73,6 +86,10 @@ class Command(BaseCommand):
             drain=options["drain"],
             once=options["once"],
             max_jobs=options["max_jobs"],
+            max_runtime=options["max_runtime"],
+            max_memory=options["max_memory"],
+            heartbeat_file=options["heartbeat_file"],
+            reload=options["reload"],
             no_schedules=options["no_schedules"],
         )
         verbosity = options["verbosity"]
@@ -103,7 +120,7 @@ class Command(BaseCommand):
         queues = "all queues" if options.queues is None else ", ".join(options.queues)
         if options.excluded_queues:
             queues += f" but {', '.join(options.excluded_queues)}"
-        processes = 0 if options.until_idle else options.processes
+        processes = 0 if options.until_idle or options.reload else options.processes
         self.stdout.write(
             f"Worker {options.name} on database {options.alias}: {queues};"
             f" {max(processes, 1)} x {options.threads} slots."
