@@ -12,6 +12,7 @@ from django.db.models import Count
 from ... import states
 from ...exceptions import DurableJobsError
 from ...models import Job, JobAttempt
+from ...redaction import shown_parts
 from ...transitions.operators import Done, recorded
 from ...transitions.pruning import prune
 from ...worker.health import health
@@ -70,7 +71,8 @@ def _show(alias: str, options: Options) -> dict[str, Any]:
         _columns(one, [field.attname for field in one._meta.concrete_fields])
         for one in JobAttempt.objects.using(alias).filter(job_id=job.pk).order_by("number")
     ]
-    return {**_columns(job, names), "ownership": job.ownership, "attempts": attempts}
+    columns = _columns(job, names) | shown_parts(job)
+    return {**columns, "ownership": job.ownership, "attempts": attempts}
 
 
 def _show_lines(found: dict[str, Any]) -> Iterable[str]:
