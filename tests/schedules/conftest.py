@@ -8,6 +8,9 @@ import pytest
 from django_durable_jobs import JobContext, job
 from django_durable_jobs.handlers import registry as handlers
 from django_durable_jobs.schedules.declaration import registry
+from django_durable_jobs.testing import FakeClock
+
+from .support import START
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +30,10 @@ def tick() -> Any:
     def tick(ctx: JobContext) -> None: ...
 
     return tick
+
+
+@pytest.fixture
+def clock() -> Iterator[FakeClock]:
+    """The clock of this process, at ``START``."""
+    with FakeClock(START) as clock:
+        yield clock

@@ -17,23 +17,17 @@ from django_durable_jobs.models import Job, OperatorAction, ScheduleCursor
 from django_durable_jobs.testing import FakeClock, run_schedules
 from tests._admin import hidden_fields, job_url, messages, staff, superuser
 
-from .oracle import MINUTE, utc
+from .oracle import MINUTE
+from .support import START
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("clock")]
 
-START = utc("2026-03-01T12:00")
 LIST = "admin:django_durable_jobs_schedulecursor_changelist"
 PERMISSIONS = {
     "pause_schedule": "pause_schedule",
     "resume_schedule": "pause_schedule",
     "run_schedule": "run_schedule",
 }
-
-
-@pytest.fixture(autouse=True)
-def clock() -> Any:
-    with FakeClock(START) as clock:
-        yield clock
 
 
 @pytest.fixture

@@ -22,16 +22,10 @@ from django_durable_jobs.testing import FakeClock, drain, run_schedules
 from tests.races.paused import paused
 from tests.racing import held, racing
 
-from .oracle import MINUTE, utc
+from .oracle import MINUTE
+from .support import HOUR, START, cursor
 
-START = utc("2026-03-01T12:00")
-HOUR = timedelta(hours=1)
-
-
-@pytest.fixture(autouse=True)
-def clock() -> Any:
-    with FakeClock(START) as clock:
-        yield clock
+pytestmark = pytest.mark.usefixtures("clock")
 
 
 @pytest.fixture
@@ -39,11 +33,6 @@ def ticking(tick: Any) -> Any:
     """A schedule of each minute, activated."""
     declared = schedule("tick", "* * * * *", tick)
     return declared
-
-
-def cursor(name: str = "tick") -> ScheduleCursor:
-    found: ScheduleCursor = ScheduleCursor.objects.get(name=name)
-    return found
 
 
 def fired() -> list[datetime | None]:
