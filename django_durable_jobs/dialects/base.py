@@ -235,6 +235,13 @@ class Dialect(abc.ABC):
     def is_lock_timeout(self, error: BaseException) -> bool:
         """Tell an error that means: somebody else held a lock too long."""
 
+    def blames_row(self, error: BaseException) -> bool:
+        """Tell an error that is transient, and may be about one row all the same.
+
+        A trigger that takes a lock with NOWAIT raises it at once for its row, each time.
+        """
+        return False
+
     @contextmanager
     def translated(self) -> Iterator[None]:
         """Raise ``LockTimeout`` for the database's own error of that kind."""

@@ -13,6 +13,7 @@ from typing import Any
 from django.db import InterfaceError, OperationalError, connections, transaction
 
 from ..clock import replaced
+from ..exceptions import LockTimeout
 from ..transactions import in_test_wrapper
 from ._listening import CHANNEL, Listener, PostgreSQLListener
 from .base import (
@@ -234,6 +235,9 @@ class PostgreSQL(Dialect):
 
     def is_lock_timeout(self, error: BaseException) -> bool:
         return _sqlstate(error) == _LOCK_NOT_AVAILABLE
+
+    def blames_row(self, error: BaseException) -> bool:
+        return isinstance(error, LockTimeout) or self.is_lock_timeout(error)
 
 
 def _sends_whole_scripts(connection: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
@@ -15,6 +16,8 @@ from ..dialects.base import JOBS, Params, Row
 logger = logging.getLogger("django_durable_jobs")
 
 PAGE = 500
+# A lock that was waited for is no fault of a row: then the whole page is tried again later.
+AT_ONCE_SECONDS = 1.0
 
 
 class PageWork(Protocol):
@@ -59,17 +62,30 @@ def each_page(
 
 def isolated(alias: str, ids: list[int], work: Callable[[list[int]], list[int]]) -> list[int]:
     """Do ``work(ids)``; where the database refuses, halve until the refused rows stand alone."""
+    began = time.monotonic()
     try:
         with transaction.atomic(using=alias):
             return work(ids)
     except DatabaseError as error:
-        if dialect_for(alias).is_transient(error):
+        is_transient = dialect_for(alias).is_transient(error)
+        if is_transient and not is_at_once(alias, error, began):
             raise
         if len(ids) == 1:
-            logger.exception("job %d cannot be moved and is passed over", ids[0])
+            # What is transient comes again with each pass, and needs no traceback.
+            logger.log(
+                logging.WARNING if is_transient else logging.ERROR,
+                "job %d cannot be moved and is passed over",
+                ids[0],
+                exc_info=not is_transient,
+            )
             return []
     half = len(ids) // 2
     return isolated(alias, ids[:half], work) + isolated(alias, ids[half:], work)
+
+
+def is_at_once(alias: str, error: BaseException, began: float) -> bool:
+    """Tell that a row was refused without a wait, and so will be whoever else waits for it."""
+    return dialect_for(alias).blames_row(error) and time.monotonic() - began < AT_ONCE_SECONDS
 
 
 def move(alias: str, ids: Sequence[int], assignments: str, source: str) -> list[int]:

@@ -14,10 +14,11 @@ from django.db import DatabaseError, OperationalError, connections
 from .. import states
 from ..dialects import dialect_for
 from ..dialects.base import JOBS, FencedMove, Lane, in_lane, lane_params
+from ..exceptions import LockTimeout
 from ..instants import seconds_to_microseconds
 from . import _lanes
 from ._fence import ID_AND_TOKEN, NO_LEASE, fenced
-from ._pages import PAGE
+from ._pages import PAGE, is_at_once
 
 logger = logging.getLogger("django_durable_jobs")
 
@@ -89,10 +90,11 @@ def claim(
         return []
 
     attempt = partial(_claim, alias, wanted, worker=worker, lease_seconds=lease_seconds)
+    began = time.monotonic()
     try:
         return attempt(limit, _left_out(_refused_now(alias)))
-    except DatabaseError as error:
-        if not _is_refusal(alias, error):
+    except (DatabaseError, LockTimeout) as error:
+        if not _is_refusal(alias, error, began):
             raise
         claimed = _one_by_one(alias, wanted, limit, attempt)
         if not claimed:
@@ -165,10 +167,11 @@ def _one_by_one(
     for job in _claimable(alias, wanted, limit + PAGE):
         if len(claimed) == limit or refused == REFUSED_AT_ONCE:
             break
+        began = time.monotonic()
         try:
             claimed += attempt(1, f"j.id = {job}")
-        except DatabaseError as error:
-            if not _is_refusal(alias, error):
+        except (DatabaseError, LockTimeout) as error:
+            if not _is_refusal(alias, error, began):
                 break
             refused += 1
             _refused[alias, job] = time.monotonic() + REFUSED_SECONDS
@@ -176,9 +179,11 @@ def _one_by_one(
     return claimed
 
 
-def _is_refusal(alias: str, error: DatabaseError) -> bool:
+def _is_refusal(alias: str, error: DatabaseError | LockTimeout, began: float) -> bool:
     """Tell that the rows are at fault, not the server, the connection or a time limit."""
-    return not isinstance(error, OperationalError) and not dialect_for(alias).is_transient(error)
+    if isinstance(error, OperationalError | LockTimeout):
+        return is_at_once(alias, error, began)
+    return not dialect_for(alias).is_transient(error)
 
 
 def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:

@@ -13,17 +13,20 @@ from tests.racing import observer
 
 
 @contextmanager
-def poisoned(ids: Collection[int], table: str = JOBS, column: str = "id") -> Iterator[None]:
+def poisoned(
+    ids: Collection[int], table: str = JOBS, column: str = "id", *, sqlstate: str = "P0001"
+) -> Iterator[None]:
     """Let every update of these rows fail until the end of the block.
 
-    On a connection of its own, so that it works beside tests with transactions of their own.
+    On PostgreSQL with that SQLSTATE. On a connection of its own, so that it works beside tests
+    with transactions of their own.
     """
     listed = ", ".join(map(str, ids))
     with observer(DEFAULT_DB_ALIAS) as cursor:
         if connections[DEFAULT_DB_ALIAS].vendor == "postgresql":
             on = (
                 "CREATE FUNCTION tests_poison() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-                " RAISE EXCEPTION 'poison'; END $$;"
+                f" RAISE EXCEPTION 'poison' USING ERRCODE = '{sqlstate}'; END $$;"
                 f" CREATE TRIGGER tests_poison BEFORE UPDATE OR INSERT ON {table} FOR EACH ROW"
                 f" WHEN (NEW.{column} IN ({listed})) EXECUTE FUNCTION tests_poison()"
             )

@@ -134,6 +134,11 @@ def job_refused(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
     return poisoned([one.id for one in ones])
 
 
+def job_locked_at_once(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
+    """As a trigger does that takes a lock with NOWAIT."""
+    return poisoned([one.id for one in ones], sqlstate="55P03")
+
+
 def attempt_refused(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
     return poisoned([one.id for one in ones], ATTEMPTS, "job_id")
 
@@ -152,6 +157,7 @@ locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="no locks of ro
         pytest.param(attempts_locked, FIRST_PAGE + 1, marks=locks),
         (job_refused, 1),
         (job_refused, 41),
+        pytest.param(job_locked_at_once, 7, marks=locks),
         (attempt_refused, 7),
     ],
 )
@@ -397,10 +403,16 @@ def refused(jobs: list[Job]) -> AbstractContextManager[Any]:
     return poisoned([job.pk for job in jobs])
 
 
+def locked_at_once(jobs: list[Job]) -> AbstractContextManager[Any]:
+    return poisoned([job.pk for job in jobs], sqlstate="55P03")
+
+
 @real
 @pytest.mark.usefixtures("_nothing_refused")
 @pytest.mark.parametrize("limit", [1, 10])
-@pytest.mark.parametrize("damage", [number_is_taken, refused])
+@pytest.mark.parametrize(
+    "damage", [number_is_taken, refused, pytest.param(locked_at_once, marks=locks)]
+)
 def test_poison_holds_up_no_claim(damage, limit, caplog, monkeypatch):
     jobs = queued(12)
     poison, fine = jobs[:3] + jobs[5:6], jobs[3:5] + jobs[6:]
@@ -422,7 +434,7 @@ def test_poison_holds_up_no_claim(damage, limit, caplog, monkeypatch):
     monkeypatch.setattr(claims, "REFUSED_SECONDS", 0)
     for key in claims._refused:
         claims._refused[key] = 0
-    if damage is refused:
+    if damage is not number_is_taken:
         assert len(claim(9)) == 4, "tried again after a while"
         check_rows()
 
