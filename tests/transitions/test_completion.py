@@ -45,11 +45,11 @@ class Run:
     def __init__(self, by: str, kind: str) -> None:
         self._by, self._kind = by, kind
 
-    def __call__(self, body: Body, **options: Any) -> Ended:
+    def __call__(self, body: Body, *, max_jobs: int | None = 1, **options: Any) -> Ended:
         options = {"backoff": 60, **options}
         stored = job("completion.handler", **options)(self._handler(body)).submit()
         if self._by == "worker":
-            Worker(build_options(processes=0, threads=1, drain=True, max_jobs=1)).run()
+            Worker(build_options(processes=0, threads=1, drain=True, max_jobs=max_jobs)).run()
         else:
             drain(max_jobs=1)
         stored.refresh_from_db()
@@ -236,6 +236,63 @@ def test_inside_a_savepoint_it_commits_with_the_outermost_block(run: Run) -> Non
 
     ended, _ = run(nested)
     assert (ended.status, ended.result, names()) == ("succeeded", "deep", ["after"])
+
+
+def left_open(ctx: JobContext) -> None:
+    transaction.atomic().__enter__()
+    Business.objects.create(name="never")
+    ctx.complete()
+
+
+def left_open_in_a_savepoint(ctx: JobContext) -> None:
+    transaction.atomic().__enter__()
+    left_open(ctx)
+
+
+def left_in_a_raw_savepoint(ctx: JobContext) -> None:
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute("SAVEPOINT by_hand")
+        Business.objects.create(name="never")
+        ctx.complete()
+        cursor.execute("ROLLBACK TO SAVEPOINT by_hand")
+
+
+def closed(ctx: JobContext) -> None:
+    with transaction.atomic():
+        Business.objects.create(name="never")
+        ctx.complete()
+        connection.close()
+
+
+def broken(ctx: JobContext) -> None:
+    with transaction.atomic():
+        Business.objects.create(name="never")
+        ctx.complete()
+        connections["default"].connection.close()
+
+
+@pytest.mark.parametrize("leaves", [left_open, left_open_in_a_savepoint, left_in_a_raw_savepoint,
+                                    closed, broken])  # fmt: skip
+def test_a_completion_that_was_left_behind_did_not_stand_and_the_slot_is_clean(
+    serve: Run, leaves: Body
+) -> None:
+    """FAULTS 16: the row is free again at once, and the next job of the slot is well."""
+
+    def first_leaves_then_is_well(ctx: JobContext) -> str:
+        if ctx.attempt == 1:
+            leaves(ctx)
+            return "as if it had completed"
+        with transaction.atomic():
+            ctx.fence()
+            Business.objects.create(name="well")
+            ctx.complete("well")
+        return "ignored"
+
+    ended, first = serve(first_leaves_then_is_well, backoff=0, max_jobs=None)
+    assert first.status == "failed"
+    told = "handler_error" if leaves is broken else "completion_rolled_back"
+    assert (first.error_category, ended.attempt_count) == (told, 2)
+    assert (ended.status, ended.result, names()) == ("succeeded", "well", ["well"])
 
 
 # What is refused ---------------------------------------------------------------------------------
