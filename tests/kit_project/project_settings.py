@@ -19,7 +19,7 @@ if os.environ.get("DATABASE_URL"):
     }
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
-INSTALLED_APPS = ["django_durable_jobs", "orders"]
+INSTALLED_APPS = ["django_durable_jobs", "orders", "billing"]
 SECRET_KEY = "a fixed key for the tests"
 USE_TZ = True
 # Asked for since Django 6.1; the test runners keep the mails.

@@ -108,7 +108,10 @@ def test_a_project_without_django_notices_nothing(wheel: Path, tmp_path: Path) -
     assert "\n1 passed" in output
 
 
-@pytest.mark.parametrize(("name", "at_least"), [("testing.md", 9), ("crash_points.md", 4)])
+@pytest.mark.parametrize(
+    ("name", "at_least"),
+    [("testing.md", 9), ("crash_points.md", 4), ("exactly_once.md", 4), ("idempotent.md", 4)],
+)
 def test_every_recipe_of_the_documentation_runs_in_the_project(name: str, at_least: int) -> None:
     page = (ROOT / "docs" / name).read_text()
     recipes = re.findall(r"(?m)^```python\n(.*?)^```$", page, re.DOTALL)
