@@ -14,6 +14,8 @@ from .policies import lease_problems
 from .schedules.declaration import registry as schedules
 
 TAG = "durable_jobs"
+# Those that take SQLite's write lock before the first read.
+WRITING_MODES = ("IMMEDIATE", "EXCLUSIVE")
 
 
 @checks.register(TAG)
@@ -94,6 +96,55 @@ def check_schedules(**kwargs: Any) -> list[checks.CheckMessage]:
     return [
         *(checks.Error(one, id="django_durable_jobs.E006") for one in schedules.problems()),
         *(checks.Warning(one, id="django_durable_jobs.W001") for one in schedules.warnings()),
+    ]
+
+
+@checks.register(TAG)
+def check_not_built(**kwargs: Any) -> list[checks.CheckMessage]:
+    """W002, W004: ``concurrency=`` or ``PRUNE_AFTER_DAYS`` is given, and nothing acts on it."""
+    if conf.problems():
+        return []
+    found: list[checks.CheckMessage] = [
+        checks.Warning(
+            f'Handler "{handler.name}" version {handler.version} declares'
+            f" concurrency={handler.concurrency}, which is not enforced in this version: more of"
+            " its jobs may run at once.",
+            hint="Take a lock of your own in the handler, or serve its queue with one slot.",
+            id="django_durable_jobs.W002",
+        )
+        for handler in registry.all()
+        if handler.concurrency is not None
+    ]
+    if conf.settings.PRUNE_AFTER_DAYS is not None:
+        found.append(
+            checks.Warning(
+                f'{conf.SETTING}["PRUNE_AFTER_DAYS"] is set, and nothing prunes by itself in this'
+                " version: ended jobs stay.",
+                hint=f"Run: manage.py jobs prune --days {conf.settings.PRUNE_AFTER_DAYS:g}",
+                id="django_durable_jobs.W004",
+            )
+        )
+    return found
+
+
+@checks.register(TAG)
+def check_transaction_mode(**kwargs: Any) -> list[checks.CheckMessage]:
+    """W003: on SQLite the project's transactions begin deferred, and may fail beside a worker."""
+    if conf.problems():
+        return []
+    connection = connections[conf.settings.DATABASE]
+    options = connection.settings_dict.get("OPTIONS", {})
+    if connection.vendor != "sqlite" or options.get("transaction_mode") in WRITING_MODES:
+        return []
+    return [
+        checks.Warning(
+            f"The transactions of database {conf.settings.DATABASE!r} begin deferred: one that"
+            ' reads before it writes fails at once with "database is locked" where a worker has'
+            " written meanwhile, whatever its timeout.",
+            hint=f'Write "transaction_mode": "IMMEDIATE" in'
+            f' DATABASES[{conf.settings.DATABASE!r}]["OPTIONS"].',
+            id="django_durable_jobs.W003",
+        )
     ]
 
 
