@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
+import subprocess
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,10 +15,12 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections
 
+from django_durable_jobs import job
 from django_durable_jobs.models import Job, JobAttempt, OperatorAction, QueuePause
-from django_durable_jobs.testing import FakeClock
+from django_durable_jobs.testing import FakeClock, drain
 from django_durable_jobs.transitions import pruning, workers
 
+from ._processes import environment, manage
 from ._rows import attempt_row, job_row
 
 pytestmark = pytest.mark.django_db
@@ -81,9 +87,16 @@ def test_show_tells_all_of_a_job_by_number_or_identity() -> None:
     assert (found["id"], found["payload"], found["ownership"]) == (job.pk, '{"n":1}', "unclaimed")
     assert [one["worker"] for one in found["attempts"]] == ["w1"]
     assert "attempt 1: failed" in run("show", str(job.pk))[1]
-    for missing in (["0"], ["order-7"], ["order-7", "--scope=b"]):
-        with pytest.raises(CommandError, match="there is no job"):
+    for told, *missing in (
+        ('number 0; for a job id write --scope ""', "0"),
+        ('"order-7" in scope ""; for another one write --scope.', "order-7"),
+        ('"order-7" in scope "b".', "order-7", "--scope=b"),
+    ):
+        with pytest.raises(CommandError, match=f"there is no job.* {re.escape(told)}"):
             run("show", *missing)
+    unscoped, digits = saved(job_id="order-7"), saved(job_id="0")
+    assert answer("show", "order-7")["id"] == unscoped.pk
+    assert answer("show", "0", "--scope=")["id"] == digits.pk
 
 
 def test_stats_count_each_queue() -> None:
@@ -153,6 +166,33 @@ def test_prune_deletes_what_ended_long_ago_page_by_page(
         run("prune", "--days=0")
     with pytest.raises(ValueError, match="have not ended"):
         pruning.prune("default", days=1, statuses=frozenset({"running"}))
+
+
+# Queues -----------------------------------------------------------------------------------------
+
+
+def test_a_paused_queue_is_claimed_from_once_it_is_resumed(
+    clock: FakeClock, durable_handlers: Any
+) -> None:
+    @job("tests.greet")
+    def greet(ctx: Any, payload: str) -> None: ...
+
+    held, free = (greet.submit("x", queue=name) for name in ("held", "free"))
+    assert run("pause-queue", "held") == (0, "held: paused\n")
+    clock.advance(60)
+    assert answer("pause-queue", "held") == {"queue": "held", "outcome": "unchanged"}
+    assert QueuePause.objects.get().paused_at == START
+    assert [one.job for one in drain()] == [free]
+    assert answer("resume-queue", "held")["outcome"] == "resumed"
+    assert answer("resume-queue", "held")["outcome"] == "unchanged"
+    assert [one.job for one in drain()] == [held]
+    recorded = OperatorAction.objects.order_by("id").values_list("action", "detail")
+    assert list(recorded) == [
+        ("pause_queue", "queue held: paused"),
+        ("resume_queue", "queue held: resumed"),
+    ]
+    with pytest.raises(CommandError, match="queue must have 1 to 100 characters"):
+        run("pause-queue", "")
 
 
 # Workers and health -----------------------------------------------------------------------------
@@ -237,3 +277,27 @@ def test_a_database_that_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(type(connections["default"]), "cursor", refuses)
     with pytest.raises(CommandError, match=r"the database refused it: DatabaseError\.$"):
         run("health")
+
+
+def test_before_migrate_it_names_the_command() -> None:
+    ended = manage("jobs", "list", env=environment())
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == (
+        'CommandError: database "default" lacks 0001_initial of django_durable_jobs:'
+        " run manage.py migrate --database default.\n"
+    )
+
+
+def test_a_reader_that_has_had_enough_is_no_error(child_environment: dict[str, str]) -> None:
+    """As ``head`` may have: ``manage.py jobs schedules | head``."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "django", "jobs", "schedules"],
+        env=child_environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        check=False,
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from django.db import DatabaseError, connections
-from django.db.migrations.executor import MigrationExecutor
 
 from ..conf import settings
 from ..dialects.base import refuse_open_transaction
@@ -23,13 +22,13 @@ from .connections import clean, close_before_fork
 from .lifeline import ChildEnd
 from .lifetime import HeartbeatFile
 from .loop import Worker
-from .options import InvalidOptions, MigrationsMissing, WorkerOptions
+from .options import InvalidOptions, WorkerOptions
 from .reloading import Reloading
+from .schema import require_migrations
 from .signals import stop_on_signal
 from .supervised import backoff, is_transient
 from .supervisor import Limits, Supervisor
 
-APP = "django_durable_jobs"
 MIN_SILENCE_SECONDS = 5.0
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -43,7 +42,7 @@ def run_worker(
     another than the stored one (CONTRACT 5.3), and ``MigrationsMissing``.
     """
     _refuse_transaction(options.alias)
-    _when_database_answers(options.alias, lambda: _require_migrations(options.alias))
+    _when_database_answers(options.alias, lambda: require_migrations(options.alias))
     if options.schedules:
         _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
     started(options)
@@ -140,17 +139,6 @@ def _when_database_answers(alias: str, check: Callable[[], None]) -> None:
             logger.warning("the start waits for the database: %s", type(error).__name__)
             clean()
             time.sleep(backoff(failures))
-
-
-def _require_migrations(alias: str) -> None:
-    executor = MigrationExecutor(connections[alias])
-    targets = [key for key in executor.loader.graph.leaf_nodes() if key[0] == APP]
-    missing = [migration.name for migration, _ in executor.migration_plan(targets)]
-    if missing:
-        raise MigrationsMissing(
-            f'database "{alias}" lacks {", ".join(missing)} of {APP}:'
-            f" run manage.py migrate --database {alias}."
-        )
 
 
 def _require_adopted(alias: str) -> None:

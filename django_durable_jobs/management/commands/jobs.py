@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -13,7 +14,9 @@ from django.db import DatabaseError, connections
 
 from ... import conf
 from ...exceptions import DurableJobsError
-from ..jobs import SUBCOMMANDS
+from ...worker.options import MigrationsMissing
+from ...worker.schema import require_migrations
+from ..jobs import SUBCOMMANDS, Subcommand
 
 
 class Command(BaseCommand):
@@ -32,20 +35,43 @@ class Command(BaseCommand):
     @no_translations
     def handle(self, *args: Any, **options: Any) -> None:
         chosen = next(one for one in SUBCOMMANDS if one.name == options["subcommand"])
+        alias = _alias(options["database"])
         try:
-            answer = chosen.run(_alias(options["database"]), options)
+            answer = chosen.run(alias, options)
         except DurableJobsError as error:
             raise CommandError(str(error)) from error
         except DatabaseError as error:
-            # Its text may hold values of rows.
-            raise CommandError(f"the database refused it: {type(error).__name__}.") from error
-        if options["json"]:
+            raise CommandError(_refusal(alias, error)) from error
+        try:
+            self._show(chosen, answer, as_json=options["json"])
+        except BrokenPipeError:
+            _leave_pipe()
+        if not chosen.succeeded(answer):
+            sys.exit(1)
+
+    def _show(self, chosen: Subcommand, answer: Any, *, as_json: bool) -> None:
+        if as_json:
             self.stdout.write(json.dumps(answer, cls=DjangoJSONEncoder, indent=2))
         else:
             for line in chosen.lines(answer):
                 self.stdout.write(line)
-        if not chosen.succeeded(answer):
-            sys.exit(1)
+        self.stdout.flush()
+
+
+def _refusal(alias: str, error: DatabaseError) -> str:
+    try:
+        require_migrations(alias)
+    except MigrationsMissing as missing:
+        return str(missing)
+    except DatabaseError:
+        pass
+    # Its text may hold values of rows.
+    return f"the database refused it: {type(error).__name__}."
+
+
+def _leave_pipe() -> None:
+    """Whoever read the output, such as ``head``, has had enough: what is left goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _alias(database: str | None) -> str:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from .base import Subcommand
 from .celery_beat import SUBCOMMANDS as CELERY_BEAT
 from .moves import SUBCOMMANDS as MOVES
+from .queues import SUBCOMMANDS as QUEUES
 from .schedules import SUBCOMMANDS as SCHEDULES
 from .workers import SUBCOMMANDS as WORKERS
 
-SUBCOMMANDS: tuple[Subcommand, ...] = MOVES + SCHEDULES + WORKERS + CELERY_BEAT
+SUBCOMMANDS: tuple[Subcommand, ...] = MOVES + QUEUES + SCHEDULES + WORKERS + CELERY_BEAT
 
 __all__ = ["SUBCOMMANDS", "Subcommand"]

@@ -88,27 +88,27 @@ def _show_lines(found: dict[str, Any]) -> Iterable[str]:
 
 
 def _found(alias: str, key: str, scope: str | None) -> Job:
-    """Find a job by its number, or with a scope by the caller's job id."""
+    """Find a job by its number; with a scope, or where it is no number, by the caller's id."""
     jobs = Job.objects.using(alias)
-    job: Job | None
-    if scope is not None:
-        job = jobs.in_scope(scope).filter(job_id=key).first()
-    else:
-        job = jobs.filter(pk=int(key)).first() if key.isdecimal() else None
-    if job is None:
-        where = "with this number" if scope is None else f'in scope "{scope}"'
-        raise CommandError(f"there is no job {key} {where}.")
-    return job
+    by_number = scope is None and key.isdecimal()
+    found = jobs.filter(pk=int(key)) if by_number else jobs.in_scope(scope or "").filter(job_id=key)
+    job: Job | None = found.first()
+    if job is not None:
+        return job
+    if by_number:
+        raise CommandError(f'there is no job with number {key}; for a job id write --scope "".')
+    hint = "; for another one write --scope" if scope is None else ""
+    raise CommandError(f'there is no job "{key}" in scope "{scope or ""}"{hint}.')
 
 
 def _takes_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", metavar="JOB", help="Its number; with --scope its job id.")
-    parser.add_argument("--scope", help="The scope of the job id; may be empty.")
+    parser.add_argument("job", metavar="JOB", help="Its number, or its job id.")
+    parser.add_argument("--scope", help="The scope of the job id; empty where JOB is no number.")
 
 
 def _takes_jobs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("jobs", metavar="JOB", nargs="+", help="Numbers; with --scope job ids.")
-    parser.add_argument("--scope", help="The scope of the job ids; may be empty.")
+    parser.add_argument("jobs", metavar="JOB", nargs="+", help="Numbers, or job ids.")
+    parser.add_argument("--scope", help="The scope of the job ids; empty where JOB is no number.")
 
 
 def _on_each(
