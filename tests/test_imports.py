@@ -130,7 +130,13 @@ def refuse(self):
 BaseDatabaseWrapper.connect = refuse
 from django.conf import settings
 settings.configure(
-    DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+    DATABASES={
+        "default": {
+            "ENGINE": "django.db.backends.sqlite3",
+            "NAME": ":memory:",
+            "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+        }
+    },
     INSTALLED_APPS=["django_durable_jobs"],
 )
 import threading
