@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from ..conf import settings
 from ..exceptions import PermanentError, RetryLater
+from ..instants import SECOND
 from ..payloads import NotStorable, clean_text
 from ..transitions.claims import ClaimedJob
 
@@ -27,6 +31,10 @@ SHOWN_CAUSES = 8
 SHOWN_MEMBERS = 8
 FOLLOWED = 100
 _CAUSE = "\nThe cause of the following:\n\n"
+
+
+class CompletionRolledBack(Exception):
+    """The handler returned, and the transaction of its ``ctx.complete()`` did not commit."""
 
 
 def named(job: ClaimedJob) -> str:
@@ -47,9 +55,23 @@ def log_raised(who: str, error: BaseException) -> None:
         logger.error("%s raised what cannot be logged (%s)", who, type(worse).__name__)
 
 
-def summary(error: BaseException) -> str:
-    """Name the class and the code place; the message only where its author controls it (3.14)."""
-    return _described(_summary, error)
+def log_on_purpose(who: str, error: BaseException, delay: int | None) -> None:
+    """Log that a handler raised ``PermanentError`` or ``RetryLater``, in its author's words.
+
+    ``delay`` is in microseconds until the next execution; None where none follows.
+    """
+    said = _described(_message, error)
+    told = said if said.isprintable() else ascii(said)[1:-1]
+    then = "" if delay is None else f"; again in {delay / SECOND:g} s"
+    logger.warning("%s raised %s on purpose%s%s", who, type(error).__name__, told, then)
+
+
+def summary(error: BaseException, function: Callable[..., Any]) -> str:
+    """Name the class and the code place; the message only where its author controls it (3.14).
+
+    An error that was raised nowhere is told with the place of the handler's ``function``.
+    """
+    return _described(partial(_summary, function), error)
 
 
 def stored_traceback(error: BaseException) -> str | None:
@@ -66,15 +88,24 @@ def _described(describe: Callable[[BaseException], str], error: BaseException) -
         return "an exception that cannot be described"
 
 
-def _summary(error: BaseException) -> str:
+def _summary(function: Callable[..., Any], error: BaseException) -> str:
     kind = type(error)
     text = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
-    place = _place(error.__traceback__)
-    if place:
-        text += f" at {place}"
-    if isinstance(error, PermanentError | RetryLater | NotStorable) and error.args:
-        text += f": {clean_text(error.args[0], SUMMARY_LIMIT)}"
-    return clean_text(text, SUMMARY_LIMIT)
+    place = _place(error.__traceback__) or _place_of(function)
+    return clean_text(f"{text} at {place}{_message(error)}", SUMMARY_LIMIT)
+
+
+def _message(error: BaseException) -> str:
+    """Give the message after a colon, if its author meant it to be read."""
+    if not isinstance(error, AUTHORED) or not error.args:
+        return ""
+    text = clean_text(error.args[0], SUMMARY_LIMIT)
+    return f": {text}" if text else ""
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    plain = inspect.unwrap(function)
+    return f"{plain.__module__}:{plain.__name__}:{plain.__code__.co_firstlineno}"
 
 
 def _place(trace: TracebackType | None) -> str:
@@ -93,6 +124,7 @@ def _place(trace: TracebackType | None) -> str:
     return f"{module}:{frame.f_code.co_name}:{shown.tb_lineno}"
 
 
+AUTHORED = (PermanentError, RetryLater, NotStorable, CompletionRolledBack)
 _PACKAGE = str(Path(__file__).parent.parent)
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 

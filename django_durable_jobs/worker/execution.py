@@ -38,14 +38,17 @@ from ..transitions.completion import complete, completion_stands, fence
 from ..transitions.outcomes import Outcome, record_checkpoint, record_progress
 from . import connections
 from .context import JobContext, Store
-from .described import log_raised, named, stored_traceback, summary
+from .described import (
+    CompletionRolledBack,
+    log_on_purpose,
+    log_raised,
+    named,
+    stored_traceback,
+    summary,
+)
 from .on_finish import completed
 
 logger = logging.getLogger("django_durable_jobs.worker")
-
-
-class CompletionRolledBack(Exception):
-    """What a backoff function gets to see of a completion that was rolled back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +170,8 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
         logger.error("%s returned what cannot be stored: %s", named(dispatch.job), error)
         return _failure(
             dispatch,
-            error,
+            # It was raised by code of ours: what is told is the handler.
+            error.with_traceback(None),
             category=states.INVALID_RESULT,
             retryable=False,
             outcome=states.RETURNED,
@@ -205,13 +209,14 @@ def _raised(dispatch: Dispatch, ctx: JobContext, error: BaseException) -> Outcom
         return _stopped(dispatch, error, status=states.INTERRUPTED)
     if ctx.overdue():
         return _timed_out(dispatch, error)
-    if isinstance(error, PermanentError | RetryLater):
-        logger.warning("%s raised %s on purpose", named(dispatch.job), type(error).__name__)
-    else:
+    is_permanent = isinstance(error, PermanentError)
+    if not isinstance(error, PermanentError | RetryLater):
         log_raised(named(dispatch.job), error)
-    if isinstance(error, PermanentError):
-        return _failure(dispatch, error, category=states.PERMANENT, retryable=False)
-    return _failure(dispatch, error, category=states.HANDLER_ERROR, retryable=True)
+    category = states.PERMANENT if is_permanent else states.HANDLER_ERROR
+    outcome = _failure(dispatch, error, category=category, retryable=not is_permanent)
+    if isinstance(error, PermanentError | RetryLater):
+        log_on_purpose(named(dispatch.job), error, outcome.retry_delay)
+    return outcome
 
 
 def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome:
@@ -256,7 +261,7 @@ def _failure(
         final_status=states.FAILED,
         retry_delay=_retry_delay(dispatch, error) if retryable else None,
         error_category=category,
-        error_summary=summary(error),
+        error_summary=summary(error, dispatch.handler.func),
         error_traceback=stored_traceback(error),
     )
 

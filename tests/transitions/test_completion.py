@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -175,6 +176,9 @@ def test_a_completion_that_rolled_back_is_a_failure_by_that_name(run: Run) -> No
     assert (ended.run_at - attempt.finished_at).total_seconds() == 60, "retried by policy"
     assert (attempt.status, attempt.outcome) == ("failed", "returned")
     assert attempt.error_category == "completion_rolled_back"
+    # The place is the handler's, which the fixture makes.
+    told = rf"CompletionRolledBack at {__name__}:\S+:\d+: the transaction of ctx\.complete\(\) was"
+    assert re.search(told, attempt.error_summary)
     assert names() == []
 
 

@@ -92,6 +92,7 @@ def test_a_result_that_is_not_json_ends_the_job_as_failed(handlers: Registry) ->
         assert (ended.status, ended.error_category) == ("failed", "invalid_result"), kind
         assert (ended.result, ended.attempt_count) == (None, 1)
         assert (only_attempt(ended).status, only_attempt(ended).outcome) == ("failed", "returned")
+        assert f"NotStorable at {__name__}:gives:" in ended.error_summary, kind
 
 
 # Exceptions that fight back ------------------------------------------------------------------

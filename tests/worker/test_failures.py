@@ -109,17 +109,23 @@ def test_a_backoff_function_that_raises_costs_no_outcome(
 
 
 @pytest.mark.parametrize("delay", [42, timedelta(seconds=42)])
-def test_retry_later_says_when_and_why(handlers: Registry, delay: Any) -> None:
+def test_retry_later_says_when_and_why(
+    handlers: Registry, delay: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     @job("failures.later", max_attempts=2, backoff=7)
     def later(ctx: JobContext) -> None:
-        raise RetryLater(delay, "the printer is out of paper")
+        raise RetryLater(delay, "the printer is\nout of paper")
 
     failed = later.submit()
     assert fail(failed) == 42
-    assert "the printer is out of paper" in fresh(failed).error_summary
+    assert "the printer is\nout of paper" in fresh(failed).error_summary
     change(failed, run_at=1)
     drain()
     assert (fresh(failed).status, fresh(failed).attempt_count) == ("failed", 2)
+    first, second = (one for one in caplog.messages if "on purpose" in one)
+    told = r"raised RetryLater on purpose: the printer is\nout of paper"
+    assert first.endswith(f"{told}; again in 42 s")
+    assert second.endswith(told)
 
 
 def test_a_retry_later_without_a_usable_delay_falls_back_to_the_backoff(
@@ -137,7 +143,9 @@ def test_a_retry_later_without_a_usable_delay_falls_back_to_the_backoff(
     assert fail(failed) == 7
 
 
-def test_a_permanent_error_ends_the_job(handlers: Registry) -> None:
+def test_a_permanent_error_ends_the_job(
+    handlers: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
     @job("failures.permanent")
     def permanent(ctx: JobContext) -> None:
         raise PermanentError("no such customer")
@@ -148,6 +156,7 @@ def test_a_permanent_error_ends_the_job(handlers: Registry) -> None:
     assert (ended.status, ended.error_category, ended.attempt_count) == ("failed", "permanent", 1)
     assert ended.error_summary.endswith(": no such customer")
     assert "permanent" in ended.error_summary
+    assert caplog.messages[0].endswith("raised PermanentError on purpose: no such customer")
     attempt = only_attempt(failed)
     assert (attempt.status, attempt.outcome) == ("failed", "raised")
     assert attempt.error_summary == ended.error_summary
