@@ -202,7 +202,7 @@ BOTH = [
     _one("an on_finish that undid its transaction", "worker/on_finish.py", "if called and not",
          "if False and not", NOT_HALF),
     _one("what on_finish left open", "worker/on_finish.py",
-         "    finally:\n        connections.clean()", "    finally:\n        pass", NOT_HALF),
+         "    finally:\n        connections.undo()", "    finally:\n        pass", NOT_HALF),
     _one("a cancel, at an undone claim", "transitions/claims.py", _IS_CANCELLED,
          '_CANCELLED = "1 = 0"', UNDONE_CANCELLED),
     _one("what damaged means", "transitions/_fence.py", "a.number = j.attempt_count AND ", "",

@@ -10,16 +10,23 @@ from django.db import connections
 
 
 def clean() -> None:
-    """Make the thread's connections fit for the next handler.
+    """Make the thread's connections fit for the next handler, and close those that are too old."""
+    undo()
+    for connection in connections.all(initialized_only=True):
+        connection.close_if_unusable_or_obsolete()
 
-    One that a handler left in a transaction, without autocommit or broken is closed, which
-    rolls back what it had open; the next use opens a new one.
+
+def undo() -> None:
+    """Undo what the project's code has left behind on the thread's connections.
+
+    One in a transaction, without autocommit or broken is closed, which rolls back what it had
+    open; the next use opens a new one.
     """
     for connection in connections.all(initialized_only=True):
-        if _is_clean(connection):
-            connection.close_if_unusable_or_obsolete()
-        else:
+        if not _is_clean(connection):
             forget(connection)
+        elif connection.errors_occurred:
+            connection.close_if_unusable_or_obsolete()
 
 
 def close_all() -> None:

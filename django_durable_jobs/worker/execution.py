@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -47,6 +48,7 @@ from .described import (
     summary,
 )
 from .on_finish import completed
+from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -88,10 +90,20 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
 
 
 def _completion_stands(alias: str, token: str) -> bool:
-    """Read the rows on a connection that the handler has left in order."""
-    if not in_test_wrapper(django_connections[alias]):
-        connections.clean()
-    return completion_stands(alias, token)
+    """Read the rows once the handler has ended, as soon as the database answers (4.8)."""
+    failures = 0
+    while True:
+        if not in_test_wrapper(django_connections[alias]):
+            # What it left open is neither committed nor to be read.
+            connections.undo()
+        try:
+            return completion_stands(alias, token)
+        except Exception as error:
+            if not is_transient(alias, error):
+                raise
+            failures += 1
+            logger.warning("a completion waits for the database: %s", type(error).__name__)
+            time.sleep(backoff(failures))
 
 
 def _grace(alias: str, timeout: float) -> float:

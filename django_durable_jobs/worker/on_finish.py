@@ -54,7 +54,7 @@ def left_clean() -> Iterator[None]:
     try:
         yield
     finally:
-        connections.clean()
+        connections.undo()
 
 
 def finish_announced(

@@ -35,7 +35,9 @@ class HardLimit:
     def interval(self) -> float:
         """Until the first attempt is overdue; the poll interval at most."""
         poll = float(settings.POLL_SECONDS)
-        begun = [held.ctx.until_overdue() for held in self._held.all() if held.begun]
+        begun = [
+            held.ctx.until_overdue() for held in self._held.all() if held.begun and not held.ended
+        ]
         return max(0.01, min([poll, *begun]))
 
     def step(self) -> None:

@@ -17,7 +17,7 @@ logger = logging.getLogger("django_durable_jobs.worker")
 
 def refresh() -> None:
     """Make this thread fit for the project's next code: nothing that the last one left is there."""
-    connections.clean()
+    connections.undo()
     timezone.deactivate()
     translation.deactivate()
 
@@ -69,6 +69,7 @@ class Slots:
                     logger.exception("a slot failed around job %s", held.job.job_id)
                 finally:
                     refresh()
+                    connections.clean()
                     with self._lock:
                         self._busy -= 1
                     self._freed()

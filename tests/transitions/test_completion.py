@@ -17,12 +17,14 @@ from django_durable_jobs import (
     JobContext,
     JobTimeout,
     LeaseLost,
+    LockTimeout,
     TransactionRequired,
     job,
 )
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.testing import drain
+from django_durable_jobs.worker import execution
 from django_durable_jobs.worker.loop import Worker
 from django_durable_jobs.worker.options import build_options
 from tests.racing import another_alias
@@ -143,6 +145,29 @@ def test_a_commit_whose_answer_was_lost_stands(serve: Run) -> None:
 
     ended, _ = serve(lost)
     assert (ended.status, ended.result, ended.attempt_count) == ("succeeded", "kept", 1)
+
+
+def test_rows_that_cannot_be_read_at_once_are_read_later(
+    serve: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The database is away right after the commit (FAULTS 10)."""
+    errors: list[BaseException] = [LockTimeout("busy"), LockTimeout("busy")]
+    read = execution.completion_stands
+
+    def away(alias: str, token: str) -> bool:
+        if errors:
+            raise errors.pop()
+        return read(alias, token)
+
+    def completes(ctx: JobContext) -> None:
+        with transaction.atomic():
+            ctx.complete("kept")
+
+    monkeypatch.setattr(execution, "completion_stands", away)
+    ended, _ = serve(completes)
+    assert (ended.status, ended.result) == ("succeeded", "kept")
+    assert caplog.text.count("a completion waits for the database") == 2
+    assert "slot failed" not in caplog.text
 
 
 def test_what_on_commit_says_is_not_asked(serve: Run) -> None:
@@ -275,8 +300,9 @@ def broken(ctx: JobContext) -> None:
         connections["default"].connection.close()
 
 
-@pytest.mark.parametrize("leaves", [left_open, left_open_in_a_savepoint, left_in_a_raw_savepoint,
-                                    closed, broken])  # fmt: skip
+@pytest.mark.parametrize(
+    "leaves", [left_open, left_open_in_a_savepoint, left_in_a_raw_savepoint, closed, broken]
+)
 def test_a_completion_that_was_left_behind_did_not_stand_and_the_slot_is_clean(
     serve: Run, leaves: Body
 ) -> None:

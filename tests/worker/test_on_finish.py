@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, transaction
+from django.db.backends.signals import connection_created
 
 from django_durable_jobs import (
     FinishEvent,
@@ -345,6 +346,31 @@ def test_jobs_without_it_are_finished_in_groups_as_ever(
     drain(threads=4)
     assert sorted(grouped) == plain
     assert sorted(event.job_id for event in recorder.events) == sorted(told)
+
+
+@pytest.mark.parametrize("how", [returns, completes])
+def test_handler_end_and_rows_are_of_one_connection(
+    handlers: Registry, recorder: Recorder, how: Callable[..., Any]
+) -> None:
+    """One for each job (``CONN_MAX_AGE`` is 0 here), however often its rows are looked at."""
+    opened: list[str] = []
+
+    def note(**kwargs: Any) -> None:
+        opened.append(threading.current_thread().name)
+
+    def counts(ctx: JobContext) -> Any:
+        Business.objects.count()
+        return how(ctx)
+
+    handler = job("on_finish.connected", on_finish=recorder)(counts)
+    for _ in range(3):
+        handler.submit()
+    connection_created.connect(note)
+    try:
+        drain()
+    finally:
+        connection_created.disconnect(note)
+    assert len(recorder.events) == opened.count("durable-slot-1") == 3
 
 
 @only_postgres
