@@ -37,21 +37,36 @@ def close_all() -> None:
             connection.close()
 
 
+# What a worker's own connections ask for on PostgreSQL, where the project's OPTIONS do not: a
+# server or a network that is gone is noticed within half a minute, not within hours.
+PATIENCE = {
+    "connect_timeout": 10,
+    "keepalives_idle": 15,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 30_000,
+}
+
+
 @contextmanager
-def outside_pool(alias: str) -> Iterator[None]:
-    """Give this thread a connection that no pool lends: handlers may hold all of those (4.3)."""
+def own(alias: str, *, patient: bool = False) -> Iterator[None]:
+    """Give this thread a connection of its own with ``PATIENCE``, unless ``patient``.
+
+    No pool lends it: handlers may hold all of those (4.3).
+    """
     lent = connections[alias]
     options = dict(lent.settings_dict["OPTIONS"])
-    if not options.pop("pool", None):
+    is_pooled = bool(options.pop("pool", None))
+    if not is_pooled and (patient or lent.vendor != "postgresql"):
         yield
         return
     lent.close()
-    own = type(lent)({**lent.settings_dict, "OPTIONS": options}, alias)
-    connections[alias] = own
+    settings = {**lent.settings_dict, "OPTIONS": {**PATIENCE, **options}}
+    connections[alias] = mine = type(lent)(settings, alias)
     try:
         yield
     finally:
-        own.close()
+        mine.close()
         connections[alias] = lent
 
 

@@ -18,6 +18,7 @@ from .held import Held
 from .on_finish import OnFinish, OnFinishFailed, finish_announced, on_finish_of
 from .pulse import Pulse
 from .slots import refresh
+from .stalls import Watched
 from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -46,6 +47,10 @@ class Ends:
     @property
     def pulse(self) -> Pulse:
         return self._finisher.pulse
+
+    @property
+    def watched(self) -> Watched:
+        return self._finisher.watched
 
     def start(self) -> None:
         self._finisher.start()

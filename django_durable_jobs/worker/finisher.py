@@ -13,6 +13,7 @@ from ..exceptions import LockTimeout
 from ..transitions.outcomes import FinishReport, Outcome, finish
 from . import connections
 from .pulse import Pulse
+from .stalls import Watched, longest_answer
 from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
@@ -28,6 +29,7 @@ class Finisher:
 
     def __init__(self, alias: str, settled: Callable[[list[Outcome], FinishReport], None]) -> None:
         self.pulse = Pulse("finish")
+        self.watched = Watched("the finisher", alias, longest_answer)
         self._alias = alias
         self._settled = settled
         self._ready = threading.Condition()
@@ -54,7 +56,7 @@ class Finisher:
 
     def _run(self) -> None:
         try:
-            with connections.outside_pool(self._alias):
+            with connections.own(self._alias):
                 self._write_all()
         finally:
             connections.close_all()
@@ -102,7 +104,8 @@ class Finisher:
         in_a_row = 0
         while True:
             try:
-                return finish(self._alias, group, lock_timeout=longest_wait())
+                with self.watched.waiting():
+                    return finish(self._alias, group, lock_timeout=longest_wait())
             except Exception as error:
                 in_a_row += 1
                 self.pulse.failed()
@@ -128,7 +131,8 @@ class Finisher:
         wait = min(ALONE_WAIT_SECONDS, longest_wait())
         for one in (outcome, without_content(outcome)):
             try:
-                return finish(self._alias, [one], lock_timeout=wait)
+                with self.watched.waiting():
+                    return finish(self._alias, [one], lock_timeout=wait)
             except Exception as error:
                 connections.clean()
                 if is_transient(self._alias, error):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from django.db import DatabaseError
 
@@ -44,6 +45,10 @@ class Heartbeat:
             return
         pairs = [(one.job.id, one.job.token) for one in held]
         renewed = self._renewed(pairs)
+        now = time.monotonic()
+        for one in held:
+            if one.job.token in renewed:
+                one.leased_at = now
         missed = [one for one in held if one.job.token not in renewed]
         self._some_busy = bool(missed) and self._still_owned(missed)
 
@@ -82,11 +87,15 @@ class Heartbeat:
                 # Its end may be committed already, or about to be: who writes it is told.
                 continue
             elif one.job.token in {still.job.token for still in self._held.all()}:
-                one.ctx.mark_lost()
-                if not one.lost:
-                    one.lost = True
-                    logger.warning("job %s: the lease is lost", one.job.job_id)
+                _lose(one)
         return busy
+
+    def lose_expired(self) -> None:
+        """Tell the handlers whose lease must be over since no renewal gets through; asks nobody."""
+        latest = time.monotonic() - float(settings.LEASE_SECONDS)
+        for one in self._held.all():
+            if one.begun and not one.ended and not one.ctx.completed and one.leased_at < latest:
+                _lose(one)
 
     def _report_damaged(self, one: Held) -> None:
         """Say once that a job cannot be renewed: not lost yet, but once its lease is over.
@@ -105,3 +114,10 @@ class Heartbeat:
         for one in held:
             if one.job.token in wanted:
                 one.ctx.mark_cancel_requested()
+
+
+def _lose(one: Held) -> None:
+    one.ctx.mark_lost()
+    if not one.lost:
+        one.lost = True
+        logger.warning("job %s: the lease is lost", one.job.job_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..transitions.claims import ClaimedJob
 from .context import JobContext
@@ -14,7 +14,8 @@ from .context import JobContext
 class Held:
     """One claim: its job, its context, whether its handler has begun, whether its end is known.
 
-    ``lost`` and ``damaged`` have been reported, each once.
+    ``lost`` and ``damaged`` have been reported, each once. ``leased_at`` is when the last answer
+    came that gave or renewed its lease (monotonic): that one has been over a lease later.
     """
 
     job: ClaimedJob
@@ -25,6 +26,7 @@ class Held:
     damaged: bool = False
     began_at: float = 0.0
     ended_at: float = 0.0
+    leased_at: float = field(default_factory=time.monotonic)
 
     @property
     def seconds(self) -> float:

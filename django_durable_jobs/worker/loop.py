@@ -40,6 +40,7 @@ from .pulse import Pulse
 from .scheduling import Scheduling
 from .shutdown import end_stuck, give_back_unbegun
 from .slots import Slots
+from .stalls import Watched, longest_answer, longest_pass, longest_renewal
 from .supervised import Loop, backoff, is_transient, stop_all
 from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
@@ -92,6 +93,8 @@ class Worker:
         )
         self._presence = Presence(options, self._serving, self._health)
         self._pulse = Pulse("claim")
+        longest = longest_pass if options.until_idle else longest_answer
+        self._watched = Watched("the claim loop", self._alias, longest)
         self._passes = threading.Lock()
         self._next_recovery = 0.0
         self._held = HeldJobs()
@@ -99,12 +102,18 @@ class Worker:
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
         self._ends = Ends(self._alias, self._settle)
         self._hard_limit = HardLimit(self._held, self._ends, self._forget)
-        heartbeat = Heartbeat(self._alias, self._held)
+        heartbeat = self._heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
         self._due_soon = math.inf
         self._second_look = math.inf
         self._looked_at = -math.inf
-        self._chores_loop = Loop("chores", self._alias, self._chores, interval=self._until_chores)
+        self._chores_loop = Loop(
+            "chores",
+            self._alias,
+            self._chores,
+            interval=self._until_chores,
+            longest_answer=longest_pass,
+        )
         self._loops = [
             Loop(
                 "renewal",
@@ -112,6 +121,7 @@ class Worker:
                 heartbeat.renew,
                 interval=heartbeat.interval,
                 longest_backoff=float(settings.LEASE_SECONDS) / 6,
+                longest_answer=longest_renewal,
             ),
             Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
             Loop(
@@ -140,7 +150,13 @@ class Worker:
 
     def _schedules_loop(self) -> Loop:
         scheduling = Scheduling(self._alias, fired=self._nudge, is_stopping=lambda: self._stopping)
-        return Loop("schedules", self._alias, scheduling.step, interval=scheduling.interval)
+        return Loop(
+            "schedules",
+            self._alias,
+            scheduling.step,
+            interval=scheduling.interval,
+            longest_answer=longest_pass,
+        )
 
     def stop(self) -> None:
         """Claim and schedule nothing more and let the handlers finish (CONTRACT 4.7)."""
@@ -153,7 +169,7 @@ class Worker:
         for loop in self._loops:
             loop.start()
         try:
-            with connections.outside_pool(self._alias):
+            with connections.own(self._alias, patient=self.options.until_idle):
                 self._work()
                 if self._parent is not None and self._is_replaced():
                     self._parent.retire()
@@ -185,10 +201,11 @@ class Worker:
         while not self._stopping and not self._had_enough() and not self._is_replaced():
             try:
                 was_idle = self._is_idle()
-                if self.options.until_idle and was_idle:
-                    more = self._pass_and_claim()
-                else:
-                    more = self._claim()
+                with self._watched.waiting():
+                    if self.options.until_idle and was_idle:
+                        more = self._pass_and_claim()
+                    else:
+                        more = self._claim()
                 self._failures = 0
                 self._pulse.succeeded()
             except Exception as error:
@@ -336,6 +353,9 @@ class Worker:
     def _look_at_limits(self) -> None:
         """The supervisor hears of us from here: no database and no handler holds this up."""
         self._hard_limit.step()
+        self._heartbeat.lose_expired()
+        for watched in (self._watched, self._ends.watched, *(one.watched for one in self._loops)):
+            watched.break_off()
         if self._lifetime.look(has_worked=self._claimed > 0):
             self._nudge()
         if self._parent is not None:
@@ -418,7 +438,8 @@ class Worker:
         left = self._held.all()
         stuck = [held for held in left if not held.ended]
         if stuck and self._owns_process:
-            end_stuck(self._alias, stuck, self._ends.put_elsewhere)
+            with self._watched.waiting():
+                end_stuck(self._alias, stuck, self._ends.put_elsewhere)
         some_wait = len(left) > len(stuck) or not stuck
         written = self._ends.stop(timeout=30.0 if some_wait else longest_wait())
         in_time = written and not stuck and not self._hard_limit.lost_slots
@@ -428,7 +449,8 @@ class Worker:
     def _stop_handlers(self) -> None:
         logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))
         end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
-        give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
+        with self._watched.waiting():
+            give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
         self._wait_until_idle(end)
         for held in self._held.all():
             held.ctx.mark_stop_requested()

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ..dialects import dialect_for
 from . import connections
 from .pulse import Pulse
+from .stalls import Watched, longest_answer
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -42,9 +43,11 @@ class Loop(Pulse):
         *,
         interval: Callable[[], float],
         longest_backoff: float = BACKOFF_MAX_SECONDS,
+        longest_answer: Callable[[], float] = longest_answer,
     ) -> None:
         super().__init__(name)
         self._longest_backoff = longest_backoff
+        self.watched = Watched(name, alias, longest_answer)
         self._alias = alias
         self._step = step
         self._interval = interval
@@ -71,7 +74,7 @@ class Loop(Pulse):
     def _run(self) -> None:
         in_a_row = 0
         try:
-            with connections.outside_pool(self._alias):
+            with connections.own(self._alias):
                 while not self._stopping:
                     in_a_row = 0 if self._try_step() else in_a_row + 1
                     self._wake.wait(self._pause(in_a_row))
@@ -86,7 +89,8 @@ class Loop(Pulse):
 
     def _try_step(self) -> bool:
         try:
-            self._step()
+            with self.watched.waiting():
+                self._step()
         except Exception as error:
             self.failed()
             if is_transient(self._alias, error):

@@ -1,0 +1,172 @@
+"""Databases that are away, read-only, locked, or swallowed by the network (CONTRACT 4.8)."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from django.db import connection, connections
+
+from django_durable_jobs import JobContext, job
+from django_durable_jobs.exceptions import LeaseLost
+from django_durable_jobs.handlers import Registry
+from django_durable_jobs.worker import stalls
+
+from .._proxy import Proxy
+from ..testapp import jobs
+from .conftest import StartWorker
+from .support import PATIENCE, QUICK, Gate, Serving, attempts, fresh, until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+postgres = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="a file has no network in between"
+)
+
+
+class Held:
+    """A handler that waits for the test, and says how it was stopped."""
+
+    def __init__(self) -> None:
+        self.begun, self.go = threading.Semaphore(0), threading.Event()
+        self.stopped: list[str] = []
+
+        @job("outages.held", timeout=25, max_attempts=2)
+        def held(ctx: JobContext) -> int:
+            self.begun.release()
+            while not self.go.wait(0.01):
+                try:
+                    ctx.check()
+                except LeaseLost as error:
+                    self.stopped.append(type(error).__name__)
+                    raise
+            return ctx.attempt
+
+        self.handler = held
+        self.job = held.submit()
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
+    """New connections of this process go through it; the test's own is there already."""
+    connection.ensure_connection()
+    settings = connections.settings["default"]
+    one = Proxy(int(settings["PORT"]))
+    monkeypatch.setitem(settings, "HOST", "127.0.0.1")
+    monkeypatch.setitem(settings, "PORT", str(one.port))
+    monkeypatch.setitem(settings, "OPTIONS", {**settings["OPTIONS"], "connect_timeout": 2})
+    monkeypatch.setattr(stalls, "STALLED_SECONDS", 0.5)
+    yield one
+    one.close()
+
+
+@postgres
+def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
+    handlers: Registry,
+    durable_jobs: Callable[..., None],
+    proxy: Proxy,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=4, LOCK_TIMEOUT_SECONDS=0.5)
+    held = Held()
+    serving = Serving(threads=2)
+    assert held.begun.acquire(timeout=PATIENCE)
+    assert proxy.connections > 3
+    proxy.freeze()
+    # Longer than the lease that was given before.
+    expiry = fresh(held.job).lease_expires_at
+    until(lambda: fresh(held.job).lease_expires_at > expiry, "a renewal on a new connection")
+    held.go.set()
+    until(lambda: fresh(held.job).status == "succeeded")
+    after = held.handler.submit()
+    until(lambda: fresh(after).status == "succeeded", "a claim on a new connection")
+    assert serving.stop() == 0
+    assert "the database does not answer; the connection is cut" in caplog.text
+    assert [len(attempts(one)) for one in (held.job, after)] == [1, 1]
+    assert held.stopped == []
+
+
+@postgres
+def test_a_handler_is_told_when_no_renewal_gets_through(
+    handlers: Registry, durable_jobs: Callable[..., None], proxy: Proxy
+) -> None:
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=1.5, LOCK_TIMEOUT_SECONDS=0.5)
+    held = Held()
+    serving = Serving(threads=1)
+    assert held.begun.acquire(timeout=PATIENCE)
+    proxy.freeze(newcomers=True)
+    # By its own clock: there is nobody whom it could ask.
+    until(lambda: held.stopped, "the handler to be told")
+    assert fresh(held.job).status == "running"
+    proxy.thaw()
+    assert held.begun.acquire(timeout=PATIENCE), "the second attempt"
+    held.go.set()
+    until(lambda: fresh(held.job).status == "succeeded")
+    assert serving.stop() == 0
+    assert [one.outcome for one in attempts(held.job)] == ["lost", "returned"]
+    assert fresh(held.job).result == 2
+
+
+@postgres
+def test_a_read_only_failover_is_waited_out(start_worker: StartWorker, gate: Gate) -> None:
+    name = connection.settings_dict["NAME"]
+    one = jobs.gated.submit(jobs.Gate(**gate.payload("one")))
+    worker = start_worker("--processes=0", "--threads=2")
+    gate.begun("one")
+
+    def read_only(value: str) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET default_transaction_read_only = off")
+            cursor.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = {value}')
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    read_only("on")
+    try:
+        gate.open("one")
+        other = jobs.gated.submit(jobs.Gate(**gate.payload("other")))
+        until(lambda: worker.output().count("waits for the database") > 2, "the refusals")
+        assert fresh(one).status == "running"
+        assert not gate.has_begun("other")
+    finally:
+        read_only("off")
+    gate.open("other")
+    until(lambda: [fresh(job).status for job in (one, other)] == ["succeeded"] * 2)
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    assert [len(attempts(job)) for job in (one, other)] == [1, 1]
+    # Backoff, not a flood: seconds of it by a handful of loops.
+    assert worker.output().count("waits for the database") < 200
+    assert "Traceback" not in worker.output()
+
+
+@pytest.mark.skipif(connection.vendor != "sqlite", reason="a lock of the whole database")
+def test_a_write_lock_held_by_another_process_is_waited_out(
+    start_worker: StartWorker, gate: Gate
+) -> None:
+    one = jobs.gated.submit(jobs.Gate(**gate.payload("one")))
+    other = jobs.gated.submit(jobs.Gate(**gate.payload("other")), priority=-1)
+    settings: dict[str, Any] = {**QUICK, "LOCK_TIMEOUT_SECONDS": 1}
+    worker = start_worker("--processes=0", "--threads=1", durable_jobs=settings)
+    gate.begun("one")
+    stranger = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    stranger.execute("BEGIN IMMEDIATE")
+    gate.open("one")
+    gate.open("other")
+    time.sleep(4)  # Several times what a wait for the lock may last.
+    assert not gate.has_begun("other")
+    stranger.execute("ROLLBACK")
+    stranger.close()
+    until(lambda: [fresh(job).status for job in (one, other)] == ["succeeded"] * 2)
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    assert [len(attempts(job)) for job in (one, other)] == [1, 1]
+    assert "LockTimeout" in worker.output()
+    assert worker.output().count("waits for the database") < 60
+    assert "Traceback" not in worker.output()
