@@ -14,9 +14,9 @@ class Proxy:
     ``newcomers`` also on those that come until ``thaw()``. Nobody is told: they stay open.
     """
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, listen: int = 0) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listen))
         self.port: int = self._listener.getsockname()[1]
         self._frozen: set[int] = set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []

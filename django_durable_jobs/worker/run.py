@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from django.db import DatabaseError, connections
+from django.db import DatabaseError, InterfaceError, connections
 
 from ..conf import settings
 from ..dialects.base import refuse_open_transaction
@@ -41,7 +41,7 @@ def run_worker(
     Raises ``InvalidOptions`` inside an open transaction or for a schedule whose cron is
     another than the stored one (CONTRACT 5.3), and ``MigrationsMissing``.
     """
-    _refuse_transaction(options.alias)
+    _when_database_answers(options.alias, lambda: _refuse_transaction(options.alias))
     _when_database_answers(options.alias, lambda: require_migrations(options.alias))
     if options.schedules:
         _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
@@ -132,7 +132,7 @@ def _when_database_answers(alias: str, check: Callable[[], None]) -> None:
     while True:
         try:
             return check()
-        except DatabaseError as error:
+        except (DatabaseError, InterfaceError) as error:
             if not is_transient(alias, error):
                 raise
             failures += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -109,6 +110,22 @@ def test_a_handler_is_told_when_no_renewal_gets_through(
     assert serving.stop() == 0
     assert [one.outcome for one in attempts(held.job)] == ["lost", "returned"]
     assert fresh(held.job).result == 2
+
+
+@postgres
+def test_a_start_waits_for_the_database(start_worker: StartWorker) -> None:
+    port = int(connection.settings_dict["PORT"])
+    closed = Proxy(port)
+    closed.close()
+    url = os.environ["DATABASE_URL"].replace(f":{port}/", f":{closed.port}/")
+    worker = start_worker("--processes=0", variables={"DATABASE_URL": url})
+    until(lambda: "the start waits for the database" in worker.output(), "the wait")
+    opened = Proxy(port, listen=closed.port)
+    until(lambda: "Worker " in worker.output(), "the start")
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    opened.close()
+    assert "Traceback" not in worker.output()
 
 
 @postgres
