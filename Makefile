@@ -19,7 +19,7 @@ export PYTHONDEVMODE ?= 1
 
 .DEFAULT_GOAL := help
 .PHONY: help venv test test-sqlite test-postgres mutations coverage lint format types imports migrations \
-	docs demo serve bench dist clean
+	docs demo serve soak bench dist clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -56,6 +56,12 @@ test-postgres: $(VENV)/.stamp ## Run the suite on PostgreSQL
 mutations: $(VENV)/.stamp ## Take out each condition of the fence: a test must notice
 	@TEST_DATABASE=sqlite $(BIN)/python -m tests.mutations
 	@$(BIN)/python -m tests._postgres -- $(BIN)/python -m tests.mutations
+
+# Ten minutes; SOAK="--seconds 60 --seed 7" for another time or the same choices again.
+SOAK ?=
+
+soak: $(VENV)/.stamp ## Besiege workers on PostgreSQL for ten minutes and judge what they leave
+	@$(BIN)/python -m tests.soak $(SOAK)
 
 coverage: $(VENV)/.stamp ## Run the suite on both databases and report the coverage
 	@$(BIN)/coverage erase

@@ -73,9 +73,46 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+class Server:
+    """A server that can be stopped and started again, on the same port and data."""
+
+    def __init__(
+        self,
+        bindir: Path,
+        base: Path,
+        user: pwd.struct_passwd | None,
+        settings: Mapping[str, str],
+        password: str,
+    ) -> None:
+        self._bindir, self._base, self._user, self._settings = bindir, base, user, settings
+        self._password = password
+        self._process, self._port = _start(bindir, base, user, settings)
+
+    @property
+    def url(self) -> str:
+        return f"postgres://postgres:{self._password}@127.0.0.1:{self._port}/postgres"
+
+    def stop(self) -> None:
+        _stop(self._process)
+
+    def start(self) -> None:
+        """Start it once more; ``ServerDidNotStart`` if the port is not free any more."""
+        settings = {**self._settings, "port": str(self._port)}
+        self._process = _spawn(self._bindir, self._base, self._user, settings)
+        if not _becomes_ready(self._process, self._base / "data" / "postmaster.pid"):
+            raise ServerDidNotStart("PostgreSQL did not start again")
+
+
 @contextmanager
 def server(bindir: Path | None = None, *, durable: bool = False) -> Iterator[str]:
     """Start a server, of the wheel or from `bindir`; give its URL; stop it at the end."""
+    with running(bindir, durable=durable) as one:
+        yield one.url
+
+
+@contextmanager
+def running(bindir: Path | None = None, *, durable: bool = False) -> Iterator[Server]:
+    """Do as ``server`` and give the server itself."""
     bindir = bindir or _embedded_bindir()
     settings = SERVER_SETTINGS if durable else {**SERVER_SETTINGS, **THROW_AWAY_SETTINGS}
     user = _server_user()
@@ -86,11 +123,11 @@ def server(bindir: Path | None = None, *, durable: bool = False) -> Iterator[str
         bindir = _reachable(bindir, base, user)
         password = secrets.token_hex(16)
         _initialise(bindir, base, password, user)
-        process, port = _start(bindir, base, user, settings)
+        one = Server(bindir, base, user, settings, password)
         try:
-            yield f"postgres://postgres:{password}@127.0.0.1:{port}/postgres"
+            yield one
         finally:
-            _stop(process)
+            one.stop()
     finally:
         shutil.rmtree(base, ignore_errors=True)
 

@@ -1,0 +1,1 @@
+"""Workers under siege: ``python -m tests.soak``, and the checker of what they leave behind."""
