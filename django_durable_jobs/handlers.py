@@ -12,7 +12,7 @@ import difflib
 import hashlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from django.utils.module_loading import autodiscover_modules
@@ -214,6 +214,12 @@ class Handler(Generic[P, R]):
     def _submissions(self, payloads: Iterable[Any], options: dict[str, Any]) -> list[JobSubmission]:
         from .submission import JobSubmission, make_submission
 
+        # Text and mappings are iterable, and each is one payload.
+        if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
+            raise InvalidSubmission(
+                f"give an iterable of payloads, not one {type(payloads).__name__}:"
+                " write [payload], or use the door for one."
+            )
         return [
             item if isinstance(item, JobSubmission) else make_submission(self, item, options)
             for item in payloads
@@ -233,7 +239,8 @@ class Registry:
         if other is not handler:
             raise InvalidHandler(
                 f"Two handlers are named {handler.name!r} version {handler.version}: "
-                f"{_place(other)} and {_place(handler)}. Rename one or raise its version."
+                f"{_place(other)} and {_place(handler)}. Rename one or raise its version. (A test"
+                " that declares one asks for the fixture durable_handlers, which forgets it.)"
             )
 
     def get(self, name: str, version: int) -> Handler[..., Any] | None:

@@ -313,10 +313,26 @@ def _difference(value: object, kind: type) -> str:
     if isinstance(value, int) and kind is float and not isinstance(value, bool):
         return "this int is not exact as a float"
     if type(value) is not kind:
-        return f"expected {kind.__name__}, got {type(value).__name__}"
+        return expected(kind, value)
     if kind is dict:
         return "it has keys that its type does not have"
     return f"this {kind.__name__} does not come back from JSON as it is"
+
+
+def expected(kind: type, value: object) -> str:
+    """Say of which class a value should be, and of which it is."""
+    text = f"expected {kind.__name__}, got {type(value).__name__}"
+    if issubclass(kind, ModelId):
+        text += f": write ModelId[{kind.model_class().__name__}](pk)"
+    return text
+
+
+def is_other_record(value: object, kind: Any) -> bool:
+    """Tell that a value is of a class with fields, and not of the one that is asked for."""
+    given: Any = type(value)
+    if not isinstance(kind, type) or given is kind:
+        return False
+    return _record_fields(kind) is not None and _record_fields(given) is not None
 
 
 def check_complete(text: str, value: object) -> None:

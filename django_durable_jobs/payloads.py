@@ -81,6 +81,8 @@ class Codec:
             json_rules.check_complete(text, decoded)
         except Exception as error:  # what msgspec or a class of the payload raises
             path, reason = json_rules.refusal(error, self.names)
+            if json_rules.is_other_record(value, self.type_hint):
+                path, reason = "$", json_rules.expected(self.type_hint, value)
             with contextlib.suppress(Exception):
                 path = self._with_keys(path, text)
             raise InvalidSubmission(f"The payload is refused at {path}: {reason}.") from None

@@ -70,7 +70,7 @@ class JobSubmission:
         ``("name", version)``. The database is not touched.
         """
         found = registry.resolve(handler)
-        text = _encode(found, payload)
+        text = encode_payload(found, payload)
         scope = check_text("scope", scope, 0, 200)
         return cls(
             scope=scope,
@@ -140,8 +140,9 @@ def make_submission(handler: Any, payload: Any, options: dict[str, Any]) -> JobS
     """Do as ``JobSubmission.create``; an unknown option is an ``InvalidSubmission`` too."""
     unknown = sorted(options.keys() - _OPTIONS)
     if unknown:
+        hint = "" if payload is not None else " A payload is one object, given before the options."
         raise InvalidSubmission(
-            f"unknown option {', '.join(unknown)}: use {', '.join(sorted(_OPTIONS))}, using."
+            f"unknown option {', '.join(unknown)}: use {', '.join(sorted(_OPTIONS))}, using.{hint}"
         )
     return JobSubmission.create(handler, payload, **options)
 
@@ -160,7 +161,8 @@ def new_job_id() -> str:
     return str(uuid.UUID(int=value))
 
 
-def _encode(handler: Handler[..., Any], payload: Any) -> str:
+def encode_payload(handler: Handler[..., Any], payload: Any) -> str:
+    """Give the payload's text; ``InvalidSubmission`` names the handler and what is wrong."""
     if not handler.takes_payload and payload is not None:
         raise InvalidSubmission(
             f'handler "{handler.name}" takes no payload: leave it out, or declare'

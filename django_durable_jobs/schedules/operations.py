@@ -105,14 +105,14 @@ def forget(alias: str, name: str) -> str:
 def _declared(name: str) -> Schedule:
     declared = registry.get(name)
     if declared is None:
-        raise _unknown(name, [one.name for one in registry.all()], "this code declares")
+        raise _unknown(name, [one.name for one in registry.all()], "declared by this code")
     return declared
 
 
 def _unknown(name: str, known: list[str], where: str) -> InvalidSchedule:
     close = difflib.get_close_matches(name[:200], known, n=3)
     hint = f" Did you mean {', '.join(close)}?" if close else ""
-    return InvalidSchedule(f"No schedule named {name!r:.120} is what {where}.{hint}")
+    return InvalidSchedule(f"No schedule named {name!r:.120} is {where}.{hint}")
 
 
 def _locked(alias: str, name: str, work: Callable[[ScheduleCursor, int], T]) -> T:
@@ -128,7 +128,7 @@ def _locked(alias: str, name: str, work: Callable[[ScheduleCursor, int], T]) -> 
             cursor = _lock(alias, name)
         if cursor is None:
             stored = ScheduleCursor.objects.using(alias).values_list("name", flat=True)
-            raise _unknown(name, list(stored), "the database knows")
+            raise _unknown(name, list(stored), "known to the database")
         return work(cursor, dialect.instant(alias))
 
     return dialect.joined(alias, locked)

@@ -26,7 +26,12 @@ class FakeClock:
         return from_microseconds(self._instant)
 
     def advance(self, delta: timedelta | float) -> datetime:
-        """Move the clock by a timedelta or by seconds (below 0: a step back); give the new now."""
+        """Move the clock by a timedelta or by seconds (below 0: a step back); give the new now.
+
+        ``TypeError`` for anything else.
+        """
+        if isinstance(delta, bool) or not isinstance(delta, timedelta | int | float):
+            raise TypeError(f"advance() takes a timedelta or seconds, not {type(delta).__name__}.")
         step = (
             delta // timedelta(microseconds=1)
             if isinstance(delta, timedelta)

@@ -14,6 +14,7 @@ from ..handlers import registry
 from ..instants import from_microseconds, to_microseconds
 from ..models import Job
 from ..payloads import CorruptPayload
+from ..submission import encode_payload
 
 # Test runners leave the frames of such a module out of a failure's traceback.
 __unittest = True
@@ -151,12 +152,12 @@ def _wanted(handler: Any, payload: Any, fields: Fields) -> _Wanted:
             known = ", ".join(_TYPES)
             raise TypeError(f"a staged job is not compared by {name!r}: use {known}.")
         if not isinstance(value, _TYPES[name]) or isinstance(value, bool):
-            raise TypeError(f"{name} cannot be a {type(value).__name__}.")
+            raise TypeError(f"{name} cannot be of type {type(value).__name__}.")
     found = None if handler is None else registry.resolve(handler)
     if payload is not ANYTHING and not callable(payload):
         if found is None:
             raise TypeError("a payload is compared as its handler's type: give the handler too.")
-        found.codec.encode(payload)
+        encode_payload(found, payload)
     compared: dict[str, Any] = dict(fields)
     if compared.get("run_at") is not None:
         compared["run_at"] = _instant(compared["run_at"])

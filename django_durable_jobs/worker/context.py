@@ -129,7 +129,7 @@ class JobContext:
         if isinstance(fraction, bool) or not isinstance(fraction, int | float):
             raise ValueError(f"progress takes a number from 0 to 1, not {type(fraction).__name__}")
         if not 0 <= fraction <= 1:  # false for NaN too
-            raise ValueError("progress takes a number from 0 to 1")
+            raise ValueError(f"progress takes a number from 0 to 1, not {fraction!r:.30}")
         self._refuse_late()
         self._asking(self._store.progress, float(fraction), clean_text(message, MESSAGE_LIMIT))
 

@@ -181,7 +181,7 @@ def _check_database(options: WorkerOptions) -> None:
     if not connection.in_atomic_block and (":memory:" in database or "mode=memory" in database):
         raise InvalidOptions(
             f'database "{options.alias}" is SQLite in memory, which other threads cannot see:'
-            " give it a file."
+            ' give it a file (in tests by "TEST": {"NAME": ...} of that database).'
         )
     if Path(database).is_dir():
         raise InvalidOptions(f'the NAME of database "{options.alias}" is a folder: name a file.')

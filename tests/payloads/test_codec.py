@@ -225,6 +225,8 @@ def test_a_frozen_time_is_a_time() -> None:
         (uuid.UUID, str(uuid.UUID(int=1)), "expected UUID, got str"),
         (Line, {"sku": "a"}, "expected Line, got dict"),
         (Line, BiggerLine("a"), "expected Line, got BiggerLine"),
+        (Order, Line("a"), "at $: expected Order, got Line"),
+        (Line, Order(1, []), "at $: expected Line, got Order"),
         (Line, Line(typing.cast("str", 5)), "$.sku: expected str, got int"),
         (Order, Order(1, [Line("a", typing.cast("int", "x"))]), "$.lines[0].count"),
         (Loose, {"b": "x"}, "missing required field a"),

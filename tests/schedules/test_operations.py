@@ -191,7 +191,7 @@ def test_another_cron_is_paused_and_not_resumed(tick: Any, ticking: Any) -> None
     with pytest.raises(InvalidSchedule, match="first manage.py jobs adopt-schedule tick"):
         operations.resume("default", "tick")
     unschedule("tick")
-    with pytest.raises(InvalidSchedule, match="this code declares"):
+    with pytest.raises(InvalidSchedule, match="declared by this code"):
         operations.resume("default", "tick")
     assert cursor().paused
 
@@ -242,10 +242,10 @@ def test_a_removed_schedule_is_forgotten_and_its_jobs_stay(
 def test_names_that_nobody_knows(ticking: Any) -> None:
     run_schedules()
     for move in (operations.adopt, operations.run_now):
-        with pytest.raises(InvalidSchedule, match=r"this code declares\. Did you mean tick\?"):
+        with pytest.raises(InvalidSchedule, match=r"declared by this code\. Did you mean tick\?"):
             move("default", "tck")
     for other in (operations.pause, operations.resume, operations.forget):
-        with pytest.raises(InvalidSchedule, match=r"the database knows\. Did you mean tick\?"):
+        with pytest.raises(InvalidSchedule, match=r"known to the database\. Did you mean tick\?"):
             other("default", "tck")
 
 

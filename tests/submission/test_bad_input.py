@@ -269,6 +269,17 @@ def test_an_unknown_option_is_told_by_the_many_doors_of_a_handler_too():
         ship.submit_many([None], colour="red")
 
 
+def test_fields_of_the_payload_are_no_options():
+    with pytest.raises(InvalidSubmission, match="unknown option account: .* payload is one object"):
+        ship.submit(account=7)
+
+
+@pytest.mark.parametrize("one", [Order(1), "text", {"number": 1}, None], ids=repr)
+def test_one_payload_is_not_many(one: Any):
+    with pytest.raises(InvalidSubmission, match=r"iterable of payloads, not one \w+: write \["):
+        ship.submit_many(one)
+
+
 def test_a_version_is_a_number_and_no_boolean():
     with pytest.raises(InvalidSubmission):
         JobSubmission.create(("tests.ship", True))

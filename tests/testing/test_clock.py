@@ -29,6 +29,9 @@ def test_it_moves_by_seconds_and_by_timedeltas_and_gives_the_new_instant():
     for impossible in (float("nan"), 1e18, timedelta.max):
         with pytest.raises((ValueError, OverflowError)):
             clock.advance(impossible)
+    for nothing in ("60", None, True):
+        with pytest.raises(TypeError, match=r"takes a timedelta or seconds, not (str|None|bool)"):
+            clock.advance(nothing)
     assert clock.now == before, "a refused step moves nothing"
 
 

@@ -154,16 +154,29 @@ def test_run_at_is_what_was_staged_by_the_clock_in_force(bare):
     ("fields", "says"),
     [
         ({"colour": "red"}, "not compared by 'colour': use queue, job_id, scope"),
-        ({"queue": 1}, "queue cannot be a int"),
-        ({"priority": True}, "priority cannot be a bool"),
-        ({"priority": "5"}, "priority cannot be a str"),
-        ({"scope": None}, "scope cannot be a NoneType"),
+        ({"queue": 1}, "queue cannot be of type int"),
+        ({"priority": True}, "priority cannot be of type bool"),
+        ({"priority": "5"}, "priority cannot be of type str"),
+        ({"scope": None}, "scope cannot be of type NoneType"),
     ],
 )
 def test_what_no_job_can_match_is_a_type_error(fields, says):
     for check in (assert_staged, refute_staged):
         with pytest.raises(TypeError, match=says):
             check(**fields)
+
+
+@pytest.mark.django_db
+def test_a_payload_of_another_class_is_told_with_the_handler(greet):
+    @dataclass
+    class Other:
+        title: str
+
+    for check in (assert_staged, refute_staged):
+        with pytest.raises(
+            InvalidSubmission, match=f'^handler "{greet.name}": .*expected Greeting, got Other'
+        ):
+            check(greet, Other("Ada"))
 
 
 @pytest.mark.django_db

@@ -188,19 +188,31 @@ def test_priority_and_due_time_order_one_thread(handlers: Registry) -> None:
 
 
 @committed
-@pytest.mark.parametrize("verbosity", [0, 1, 2])
-def test_the_banner_says_who_serves_what(noop: Handler[..., Any], verbosity: int) -> None:
+@pytest.mark.parametrize(
+    ("queues", "told"),
+    [
+        ((), "all queues"),
+        (("--queues=a,b",), "a, b"),
+        (("--exclude-queues=b,c",), "all queues but b, c"),
+        (("--queues=a,b", "--exclude-queues=b,c"), "a"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("verbosity", [0, 1])
+def test_the_banner_says_who_serves_what(
+    noop: Handler[..., Any], verbosity: int, queues: tuple[str, ...], told: str
+) -> None:
     out = io.StringIO()
     call_command(
         "runjobs",
         "--drain",
         "--name=me",
         "--threads=3",
-        "--queues=a,b",
+        *queues,
         verbosity=verbosity,
         stdout=out,
     )
-    expected = "Worker me on database default: a, b; 1 x 3 slots.\n" if verbosity else ""
+    expected = f"Worker me on database default: {told}; 1 x 3 slots.\n" if verbosity else ""
     assert out.getvalue() == expected
 
 
