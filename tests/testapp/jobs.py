@@ -94,19 +94,6 @@ def swallowing(ctx: JobContext, payload: Gate) -> str:
             continue
 
 
-def announce(event: FinishEvent) -> None:
-    from .models import Business
-
-    Business.objects.create(name=f"{event.job_id}: {event.status}")
-
-
-@job("testapp.announced", on_finish=announce)
-def announced(ctx: JobContext, payload: Gate) -> None:
-    payload.begin(ctx)
-    while not payload.is_open():
-        time.sleep(0.01)
-
-
 @job("testapp.asleep")
 async def asleep(ctx: JobContext, payload: Gate) -> None:
     """Wait for the gate on the event loop."""

@@ -26,12 +26,9 @@ from django_durable_jobs.models import Job
 from django_durable_jobs.worker.finisher import Finisher
 
 from ..racing import observer
-from ..testapp import jobs
 from ..testapp.models import Business
-from .conftest import StartWorker
 from .support import (
     PATIENCE,
-    Gate,
     Recorder,
     Serving,
     attempts,
@@ -442,17 +439,6 @@ def test_a_drain_waits_for_it(handlers: Registry, durable_jobs: Callable[..., No
     assert began.wait(PATIENCE)
     assert worker.stop() == 0
     assert fresh(one).status == "succeeded"
-
-
-def test_a_worker_process_tells_what_it_ran(start_worker: StartWorker, gate: Gate) -> None:
-    one = jobs.announced.submit(jobs.Gate(**gate.payload("told")))
-    worker = start_worker("--threads", "1")
-    gate.begun("told")
-    worker.send()
-    gate.open("told")
-    assert worker.ends() == 0
-    assert fresh(one).status == "succeeded"
-    assert Business.objects.get().name == f"{one.job_id}: succeeded"
 
 
 def test_the_event_has_what_the_contract_says_and_takes_no_more() -> None:
