@@ -193,7 +193,10 @@ def _stored(alias: str, submissions: list[JobSubmission]) -> list[Job]:
     for one in submissions:
         known = first.setdefault(one.identity, one)
         if known is not one and not known.same_as(one):
-            raise _conflict(one)
+            raise IdentityConflict(
+                f'job id "{one.job_id}" is given twice in this call, for different requests:'
+                " use another job_id for one of them."
+            )
     jobs = _settled(alias, list(first.values()), own=False) if first else {}
     answered: set[tuple[str, str]] = set()
     answers = []

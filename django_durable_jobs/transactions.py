@@ -33,6 +33,20 @@ def in_test_wrapper(connection: Any) -> bool:
     return connection.in_atomic_block and _caller_depth(connection) is None
 
 
+def in_foreign_transaction(connection: Any) -> bool:
+    """Tell a transaction that Django does not know of, by a plain ``BEGIN`` through a cursor.
+
+    Read from the driver, without asking the server. A connection that broke is in none.
+    """
+    raw = connection.connection
+    if raw is None or connection.in_atomic_block:
+        return False
+    if hasattr(raw, "info"):
+        # psycopg: in a transaction, in a failed one.
+        return int(raw.info.transaction_status) in (2, 3)
+    return bool(getattr(raw, "in_transaction", False))
+
+
 def doom(connection: Any) -> None:
     """Let the caller's whole transaction roll back, whoever catches what in between (1.4).
 

@@ -14,7 +14,7 @@ from django.db import DatabaseError, InterfaceError, connections
 
 from ..conf import settings
 from ..exceptions import LockTimeout, TransactionActive
-from ..transactions import in_callers_transaction, joins_transaction
+from ..transactions import in_callers_transaction, in_foreign_transaction, joins_transaction
 from ._listening import Listener
 
 JOBS = "django_durable_jobs_job"
@@ -331,6 +331,11 @@ def refuse_open_transaction(alias: str) -> None:
         raise TransactionActive(
             f'a transaction is open on database "{alias}", and this call makes its own:'
             " call it outside transaction.atomic()."
+        )
+    if in_foreign_transaction(connection):
+        raise TransactionActive(
+            f'a transaction that Django does not know of is open on database "{alias}" (a plain'
+            " BEGIN), and our COMMIT would end it: use transaction.atomic(), or call this after it."
         )
     if not connection.in_atomic_block and not connection.get_autocommit():
         raise TransactionActive(

@@ -12,7 +12,13 @@ from typing import Any
 from asgiref.sync import sync_to_async
 
 from ..conf import settings
-from ..exceptions import JobCancelled, JobTimeout, LeaseLost, WorkerStopping
+from ..exceptions import (
+    InvalidTransition,
+    JobCancelled,
+    JobTimeout,
+    LeaseLost,
+    WorkerStopping,
+)
 from ..payloads import clean_text, encode_result, encode_return
 
 MESSAGE_LIMIT = 500
@@ -152,7 +158,7 @@ class JobContext:
         ``JobCancelled``, ``JobTimeout``, and ``InvalidTransition`` after ``complete()``.
         """
         self._refuse_late()
-        self._asking(self._store.fence)
+        self._joining(self._store.fence)
 
     def complete(self, result: Any = None) -> None:
         """End the job as succeeded inside the handler's own ``transaction.atomic()``.
@@ -165,7 +171,7 @@ class JobContext:
         """
         text = encode_return(result, settings.MAX_RESULT_BYTES, self.job_id)
         self._refuse_late()
-        self._asking(self._store.complete, text)
+        self._joining(self._store.complete, text)
         self._completed = True
         self._store.completed(text)
 
@@ -203,6 +209,16 @@ class JobContext:
             # After complete() the attempt has ended, unless that rolls back: the rows will tell.
             self._lost = not self._completed
             raise
+
+    def _joining(self, write: Callable[..., None], *values: Any) -> None:
+        """Write in the handler's transaction; what has ended without ``complete()`` is lost."""
+        try:
+            self._asking(write, *values)
+        except InvalidTransition:
+            if self._completed:
+                raise
+            self._lost = True
+            raise LeaseLost("this attempt has ended; nothing was written") from None
 
     def _refuse_late(self) -> None:
         if self._lost:

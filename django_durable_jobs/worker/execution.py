@@ -178,8 +178,12 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
         return _timed_out(dispatch, JobTimeout("the handler returned after its grace time"))
     try:
         text = encode_return(result, settings.MAX_RESULT_BYTES, dispatch.job.job_id)
-    except NotStorable as error:
-        logger.error("%s returned what cannot be stored: %s", named(dispatch.job), error)
+    except BaseException as error:
+        # Encoding runs the result's own code, which may raise anything, SystemExit too.
+        if isinstance(error, NotStorable):
+            logger.error("%s returned what cannot be stored: %s", named(dispatch.job), error)
+        else:
+            log_raised(named(dispatch.job), error)
         return _failure(
             dispatch,
             # It was raised by code of ours: what is told is the handler.

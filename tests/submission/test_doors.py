@@ -123,6 +123,23 @@ def test_autocommit_off_is_refused_without_a_query(
 
 
 @committed
+@ways
+@pytest.mark.parametrize("door", ["submit", "enqueue"])
+def test_a_plain_begin_is_refused_without_a_query_and_stays_open(
+    door: str, way: str, django_assert_num_queries: Any
+) -> None:
+    """Django does not know of it, and a COMMIT of ours would end it."""
+    with connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        Business.objects.create(name="undone")
+        with django_assert_num_queries(0), pytest.raises(TransactionActive, match="plain BEGIN"):
+            ONE[way](door)()
+        cursor.execute("ROLLBACK")
+    assert not Business.objects.exists() and not Job.objects.exists()
+    assert ONE[way](door)().newly_created
+
+
+@committed
 @pytest.mark.parametrize("commit", [True, False])
 def test_an_atomic_block_without_autocommit_is_the_callers(commit: bool) -> None:
     transaction.set_autocommit(False)

@@ -107,6 +107,11 @@ def test_one_conflict_stores_nothing_of_the_call(way: Any, given: Any) -> None:
     assert [job.job_id for job in Job.objects.all()] == ["taken"]
 
 
+def test_a_clash_within_the_call_is_told_as_such() -> None:
+    with pytest.raises(IdentityConflict, match="given twice in this call"):
+        Job.objects.submit_many([order("a"), order("a", 2)])
+
+
 @ways
 def test_a_key_twice_in_one_call_makes_one_job(way: Any) -> None:
     given = [

@@ -371,6 +371,25 @@ def test_code_of_the_event_loop_has_no_transaction(call: str) -> None:
     assert (one.status, one.result) == ("succeeded", "went on")
 
 
+@COMMITTED
+@BOTH
+def test_an_attempt_that_ended_without_it_is_lost_to_it(call: str) -> None:
+    """Code that a handler left running finds its attempt ended: it did not complete twice."""
+    left: list[JobContext] = []
+
+    @job("completion.leaves")
+    def leaves(ctx: JobContext) -> str:
+        left.append(ctx)
+        return "returned"
+
+    one = leaves.submit()
+    Worker(build_options(processes=0, threads=1, drain=True)).run()
+    with pytest.raises(LeaseLost), transaction.atomic():
+        getattr(left[0], call)()
+    one.refresh_from_db()
+    assert (one.status, one.result) == ("succeeded", "returned")
+
+
 def test_twice_is_refused_and_the_transaction_usable(run: Run) -> None:
     def twice(ctx: JobContext) -> None:
         with transaction.atomic():

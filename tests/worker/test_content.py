@@ -15,6 +15,7 @@ from django_durable_jobs import JobContext, PermanentError, RetryLater, job
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.payloads import OptionalResult
+from django_durable_jobs.testing import drain as kit_drain
 
 from .support import drain, fresh, only_attempt
 
@@ -65,6 +66,28 @@ def test_a_result_is_stored_as_json(handlers: Registry) -> None:
 
     for done, (_, stored) in zip(run_each(gives, len(results)), results, strict=True):
         assert (done.status, done.result) == ("succeeded", stored)
+
+
+class Exits(dict[str, int]):
+    """Its own code ends the interpreter, were it not caught."""
+
+    def __iter__(self) -> Any:
+        raise SystemExit(3)
+
+    keys = items = values = __iter__
+
+
+def test_a_result_whose_code_raises_an_exit_ends_the_attempt(handlers: Registry) -> None:
+    @job("content.exits")
+    def exits(ctx: JobContext) -> Any:
+        return Exits(a=1)
+
+    (done,) = run_each(exits, 1)
+    assert (done.status, done.error_category) == ("failed", "invalid_result")
+    assert "SystemExit" in (done.error_summary or "")
+    exits.submit()
+    (attempt,) = kit_drain()
+    assert (attempt.status, attempt.outcome) == ("failed", "returned")
 
 
 def test_a_result_that_is_not_json_ends_the_job_as_failed(handlers: Registry) -> None:
