@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 
 def set_up_django():
     """Load the project, or end with a sentence that says what is missing."""
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+    os.environ["DJANGO_SETTINGS_MODULE"] = "config.settings"  # whatever else is exported
     try:
         import django
 

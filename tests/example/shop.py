@@ -88,6 +88,8 @@ class Shop:
             if not name.startswith(("DJANGO_", "SHOP_", "TEST_", "DATABASE_URL"))
         }
         self.environment["PYTHONWARNINGS"] = "error"
+        # As in a terminal that was used for another project.
+        self.environment["DJANGO_SETTINGS_MODULE"] = "another.settings"
         self.processes: list[Process] = []
         self.database_url = database_url or f"sqlite:///{folder / 'db.sqlite3'}"
         if database_url:

@@ -9,7 +9,11 @@ BASE_DIR = Path(__file__).resolve().parent
 
 DATABASES = {
     # Django's test runner puts SQLite's test databases in memory.
-    "default": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "db.sqlite3"},
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": BASE_DIR / "db.sqlite3",
+        "OPTIONS": {"transaction_mode": "IMMEDIATE"},
+    },
     "archive": {"ENGINE": "django.db.backends.sqlite3", "NAME": BASE_DIR / "archive.sqlite3"},
 }
 if os.environ.get("DATABASE_URL"):
