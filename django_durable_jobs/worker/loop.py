@@ -7,7 +7,6 @@ import math
 import os
 import queue
 import random
-import threading
 import time
 from contextlib import suppress
 from functools import partial
@@ -16,13 +15,14 @@ from typing import Any
 from .. import __version__, states
 from ..conf import settings
 from ..dialects import dialect_for
-from ..instants import SECOND
+from ..dialects.base import Lane
 from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
 from . import connections
 from .blocking import block
 from .calls import Caller
+from .chores import Chores
 from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
 from .finisher import longest_wait
@@ -46,8 +46,6 @@ from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
-RECOVERY_SECONDS = 5.0
-DUE_MARGIN_SECONDS = 0.005
 # A job that has begun meanwhile may be overdue sooner than those known at the last look.
 HARD_LIMIT_SECONDS = 0.5
 
@@ -95,8 +93,7 @@ class Worker:
         self._pulse = Pulse("claim")
         longest = longest_pass if options.until_idle else longest_answer
         self._watched = Watched("the claim loop", self._alias, longest)
-        self._passes = threading.Lock()
-        self._next_recovery = 0.0
+        self._chores = Chores(self._alias, self._make_passes, self._find)
         self._held = HeldJobs()
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
@@ -104,16 +101,7 @@ class Worker:
         self._hard_limit = HardLimit(self._held, self._ends, self._forget)
         heartbeat = self._heartbeat = Heartbeat(self._alias, self._held)
         poll = partial(float, settings.POLL_SECONDS)
-        self._due_soon = math.inf
         self._second_look = math.inf
-        self._looked_at = -math.inf
-        self._chores_loop = Loop(
-            "chores",
-            self._alias,
-            self._chores,
-            interval=self._until_chores,
-            longest_answer=longest_pass,
-        )
         self._loops = [
             Loop(
                 "renewal",
@@ -132,7 +120,7 @@ class Worker:
             ),
         ]
         if not options.once:
-            self._loops.append(self._chores_loop)
+            self._loops.append(self._chores.loop)
             # A drain is a live worker too: others leave to it what only it can run.
             self._loops.append(
                 Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
@@ -219,7 +207,7 @@ class Worker:
 
     def _pass_and_claim(self) -> bool:
         """Never beside the chores: what these are moving is locked, and would be passed over."""
-        with self._passes:
+        with self._chores.turn:
             self._lanes.know(run_passes(self._alias, self._serving, patient=False))
             return self._claim()
 
@@ -296,8 +284,7 @@ class Worker:
 
     def _is_look_due(self) -> bool:
         """The chores look for us as well, unless a long pass keeps them from it."""
-        now = time.monotonic()
-        return now >= self._second_look or now - self._looked_at > 1.5 * settings.POLL_SECONDS
+        return time.monotonic() >= self._second_look or self._chores.is_look_overdue()
 
     def _survive(self, error: Exception) -> None:
         self._failures += 1
@@ -315,40 +302,13 @@ class Worker:
             with suppress(queue.Empty):
                 self._wake.get(timeout=left)
 
-    def _chores(self) -> None:
-        now = time.monotonic()
-        if now >= self._due_soon:
-            self._due_soon = math.inf
-        # The look for expired leases reads every running row, and none expires that soon.
-        recover = now >= self._next_recovery
-        if recover:
-            self._next_recovery = now + min(RECOVERY_SECONDS, settings.LEASE_SECONDS / 10)
+    def _make_passes(self, *, recover: bool) -> list[Lane]:
         patient = not self.options.drain
-        with self._passes:
-            lanes = run_passes(self._alias, self._serving, patient=patient, recover=recover)
-        self._looked_at = time.monotonic()
-        if lanes:
-            self._lanes.know(lanes)
-            self._nudge()
+        return run_passes(self._alias, self._serving, patient=patient, recover=recover)
 
-    def _until_chores(self) -> float:
-        """The poll interval; less where a job of ours is due again before that."""
-        soon = self._due_soon - time.monotonic()
-        return max(DUE_MARGIN_SECONDS, min(float(settings.POLL_SECONDS), soon))
-
-    def _notice_retries(self, ended: list[Outcome], report: FinishReport) -> None:
-        """Have the next promotion come when the first of our short backoffs is over."""
-        delays = [
-            outcome.retry_delay / SECOND
-            for outcome in ended
-            if outcome.retry_delay is not None
-            and report.written.get(outcome.job) == states.SCHEDULED
-        ]
-        due = time.monotonic() + min(delays, default=math.inf) + DUE_MARGIN_SECONDS
-        if due < self._due_soon:
-            self._due_soon = due
-            if due - time.monotonic() < settings.POLL_SECONDS:
-                self._chores_loop.wake()
+    def _find(self, lanes: list[Lane]) -> None:
+        self._lanes.know(lanes)
+        self._nudge()
 
     def _look_at_limits(self) -> None:
         """The supervisor hears of us from here: no database and no handler holds this up."""
@@ -425,7 +385,7 @@ class Worker:
         held = self._held.remove([outcome.token for outcome in ended])
         self.finished += len(report.written)
         log_group(held, ended, report)
-        self._notice_retries(ended, report)
+        self._chores.notice_retries(ended, report)
         self._nudge()
 
     # -- ending
