@@ -60,7 +60,8 @@ def is_storable(value: Any) -> bool:
 def summary_of(error: Exception, failed: Job, message: str) -> bytes:
     """The class, the place, and the message, cut twice: by itself and with what is before."""
     told = fresh(failed).error_summary
-    head = told[: told.index(": ") + 2]
+    # Without a message nothing follows the place.
+    head = told[: told.index(": ") + 2] if message else told
     name = f"{type(error).__module__}.{type(error).__name__}"
     assert head.startswith(f"{name} at {__name__}:raises")
     return cleaned(head + cleaned(message, 1000).decode(), 1000)
