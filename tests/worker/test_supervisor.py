@@ -149,6 +149,9 @@ def test_a_pause_of_the_whole_machine_is_nobodys_silence(
     pids = supervisor.started(2)
     os.killpg(supervisor.popen.pid, signal.SIGSTOP)
     time.sleep(2.5)  # Longer than the bound.
+    # The supervisor looks before any child could say a word.
+    os.kill(supervisor.popen.pid, signal.SIGCONT)
+    time.sleep(0.3)
     os.killpg(supervisor.popen.pid, signal.SIGCONT)
     time.sleep(0.5)
     assert supervisor.started(2) == pids
