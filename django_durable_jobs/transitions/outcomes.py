@@ -168,6 +168,11 @@ def finish_beside(
     return _report(alias, [outcome], dict(rows))
 
 
+def found(alias: str, outcome: Outcome) -> FinishReport:
+    """Read, without a lock, what became of an end whose writing has failed."""
+    return _report(alias, [outcome], {})
+
+
 def _report(alias: str, outcomes: Sequence[Outcome], written: dict[int, str]) -> FinishReport:
     """Say what became of each: what was not written is read again, without a lock."""
     missed = [outcome for outcome in outcomes if outcome.job not in written]

@@ -110,10 +110,10 @@ def _ago(alias: str, seconds: float) -> str:
     return f"{dialect_for(alias).now()} - {seconds_to_microseconds(seconds)}"
 
 
-def deregister(alias: str, key: int) -> None:
+def deregister(alias: str, key: int, *, lock_timeout: float | None = None) -> None:
     """Take the worker's row away at its end."""
     sql = f"DELETE FROM {LiveWorker._meta.db_table} WHERE id = %s RETURNING id"
-    dialect_for(alias).run(alias, sql, [key])
+    dialect_for(alias).run(alias, sql, [key], lock_timeout=lock_timeout)
 
 
 class LiveSince(Func):

@@ -16,7 +16,7 @@ logger = logging.getLogger("django_durable_jobs.worker")
 def block(alias: str, held: Held, reason: str) -> None:
     """Undo the claim and say why; try again while the database is away and the lease holds."""
     failures = 0
-    while not held.lost:
+    while not (held.lost or held.overdue):
         try:
             row = (held.job.id, held.job.token, reason)
             if block_claimed(alias, [row], wait=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -12,7 +11,7 @@ from ..conf import settings
 from ..transitions.outcomes import FinishReport, Outcome
 from . import connections
 from .described import log_raised, named
-from .finisher import Finisher, longest_wait, without_content
+from .finisher import Finisher, longest_wait, unless_lost, without_content
 from .heartbeat import BUSY_WAIT_SECONDS
 from .held import Held
 from .on_finish import OnFinish, OnFinishFailed, finish_announced, on_finish_of
@@ -40,8 +39,10 @@ class Ends:
         self._settling = threading.Lock()
         self._finisher = Finisher(alias, self._settle)
         self._changed = threading.Condition()
-        # By token: until when (monotonic) the call of on_finish that runs now may take.
-        self._alone: dict[str, float] = {}
+        # By token: when (monotonic) the try that runs now began; None between two of them.
+        self._alone: dict[str, float | None] = {}
+        # Those whose on_finish does not end: nobody waits for them any more.
+        self._stuck: set[str] = set()
         self._given_up = False
 
     @property
@@ -51,6 +52,12 @@ class Ends:
     @property
     def watched(self) -> Watched:
         return self._finisher.watched
+
+    @property
+    def stuck(self) -> frozenset[str]:
+        """The tokens of the jobs whose ``on_finish`` was given up and has not come back."""
+        with self._changed:
+            return frozenset(self._stuck)
 
     def start(self) -> None:
         self._finisher.start()
@@ -62,8 +69,7 @@ class Ends:
             self._finisher.put(outcome)
             return
         refresh()
-        limit = held.job.timeout + float(settings.TIMEOUT_GRACE_SECONDS)
-        self._write(held, outcome, on_finish, limit=limit)
+        self._write(held, outcome, on_finish)
 
     def put_elsewhere(self, held: Held, outcome: Outcome) -> None:
         """Do as ``put`` for a handler that its slot's thread has not come back from."""
@@ -74,21 +80,29 @@ class Ends:
 
         def write() -> None:
             try:
-                self._write(held, outcome, on_finish, limit=math.inf)
+                self._write(held, outcome, on_finish)
             finally:
                 connections.close_all()
 
-        self._may_take(held, math.inf)
+        self._tries(held, None)
         threading.Thread(target=write, name="durable-on-finish", daemon=True).start()
 
     def gives_up(self, held: Held) -> bool:
         """Tell, once, that an ``on_finish`` does not end: nobody waits for it any more."""
+        # What it waits for a lock before it is called is no time of its own.
+        limit = held.job.timeout + float(settings.TIMEOUT_GRACE_SECONDS) + longest_wait()
         with self._changed:
-            if time.monotonic() < self._alone.get(held.job.token, math.inf):
+            if self._seconds(held) <= limit:
                 return False
             del self._alone[held.job.token]
+            self._stuck.add(held.job.token)
             self._changed.notify_all()
             return True
+
+    def runs_on(self, held: Held) -> bool:
+        """Tell, at a shutdown, an ``on_finish`` that takes longer than a handler may then."""
+        with self._changed:
+            return self._seconds(held) > float(settings.TIMEOUT_GRACE_SECONDS) + longest_wait()
 
     def stop(self, timeout: float) -> bool:
         """Write what is left and end; False if that took longer than ``timeout`` seconds."""
@@ -100,11 +114,11 @@ class Ends:
             self._given_up = True
         return written
 
-    def _write(self, held: Held, outcome: Outcome, on_finish: OnFinish, *, limit: float) -> None:
+    def _write(self, held: Held, outcome: Outcome, on_finish: OnFinish) -> None:
         """Try until the end is written, refused or lost; then nobody renews the job any more."""
         report = FinishReport()
         try:
-            report = self._until_written(held, outcome, on_finish, limit)
+            report = self._until_written(held, outcome, on_finish)
         except OnFinishFailed as failed:
             log_raised(f"the on_finish of {named(held.job)}", failed.__cause__ or failed)
             logger.error("%s is left to its lease: its end is not written", named(held.job))
@@ -112,15 +126,14 @@ class Ends:
             self._settle([outcome], report)
             with self._changed:
                 self._alone.pop(held.job.token, None)
+                self._stuck.discard(held.job.token)
                 self._changed.notify_all()
 
-    def _until_written(
-        self, held: Held, outcome: Outcome, on_finish: OnFinish, limit: float
-    ) -> FinishReport:
+    def _until_written(self, held: Held, outcome: Outcome, on_finish: OnFinish) -> FinishReport:
         """Write an end with its content, else without it."""
         for one in (outcome, without_content(outcome)):
             try:
-                return self._while_busy(held, one, on_finish, limit)
+                return self._while_busy(held, one, on_finish)
             except OnFinishFailed:
                 raise
             # A hook of its transaction.on_commit() may raise anything: the next try finds the
@@ -131,34 +144,42 @@ class Ends:
         logger.error("%s could not be finished; its lease brings it back", named(held.job))
         return FinishReport()
 
-    def _while_busy(
-        self, held: Held, outcome: Outcome, on_finish: OnFinish, limit: float
-    ) -> FinishReport:
+    def _while_busy(self, held: Held, outcome: Outcome, on_finish: OnFinish) -> FinishReport:
         """Wait out what a database may do to us, the lease being renewed between two tries."""
         failures = 0
-        while not self._given_up:
-            try:
-                self._may_take(held, limit)
-                report = finish_announced(
-                    self._alias, held.job, outcome, on_finish, lock_timeout=longest_wait()
-                )
-                if not report.busy:
-                    return report
-            except Exception as error:
-                connections.clean()
-                if not is_transient(self._alias, error):
-                    raise
-                name = type(error).__name__
-                logger.warning("the end of %s waits for the database: %s", named(held.job), name)
-            finally:
-                self._may_take(held, math.inf)
+        while not self._given_up and held.job.token not in self._stuck:
+            report = self._try(held, outcome, on_finish)
+            if not report.busy:
+                return report
             failures += 1
             time.sleep(max(backoff(failures), RENEWAL_SECONDS))
         return FinishReport()
 
-    def _may_take(self, held: Held, seconds: float) -> None:
+    def _try(self, held: Held, outcome: Outcome, on_finish: OnFinish) -> FinishReport:
+        self._tries(held, time.monotonic())
+        try:
+            return finish_announced(
+                self._alias, held.job, outcome, on_finish, lock_timeout=longest_wait()
+            )
+        except Exception as error:
+            connections.clean()
+            if not is_transient(self._alias, error):
+                raise
+            name = type(error).__name__
+            logger.warning("the end of %s waits for the database: %s", named(held.job), name)
+        finally:
+            self._tries(held, None)
+        return unless_lost(self._alias, outcome)
+
+    def _tries(self, held: Held, since: float | None) -> None:
         with self._changed:
-            self._alone[held.job.token] = time.monotonic() + seconds
+            if held.job.token not in self._stuck:
+                self._alone[held.job.token] = since
+
+    def _seconds(self, held: Held) -> float:
+        """How long the try that runs now has taken."""
+        since = self._alone.get(held.job.token)
+        return 0.0 if since is None else time.monotonic() - since
 
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         with self._settling:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from ..conf import settings
 from ..exceptions import LockTimeout
-from ..transitions.outcomes import FinishReport, Outcome, finish
+from ..transitions.outcomes import FinishReport, Outcome, finish, found
 from . import connections
 from .pulse import Pulse
 from .stalls import Watched, longest_answer
@@ -136,10 +136,22 @@ class Finisher:
             except Exception as error:
                 connections.clean()
                 if is_transient(self._alias, error):
-                    return FinishReport(busy=[outcome])
+                    with self.watched.waiting():
+                        return unless_lost(self._alias, outcome)
                 logger.exception("the outcome of job %d could not be written", outcome.job)
         logger.error("job %d could not be finished; its lease brings it back", outcome.job)
         return FinishReport(damaged=[outcome])
+
+
+def unless_lost(alias: str, outcome: Outcome) -> FinishReport:
+    """Have an end tried again while its lease holds, or while the database cannot say so."""
+    try:
+        return found(alias, outcome)
+    except Exception as error:
+        connections.clean()
+        if not is_transient(alias, error):
+            raise
+        return FinishReport(busy=[outcome])
 
 
 def without_content(outcome: Outcome) -> Outcome:

@@ -38,8 +38,12 @@ class Heartbeat:
         return min(third, BUSY_WAIT_SECONDS) if self._some_busy else third
 
     def renew(self) -> None:
-        """Prolong every lease. A row that is missing is read again: only then is it lost."""
-        held = self._held.all()
+        """Prolong the leases. A row that is missing is read again: only then is it lost.
+
+        Not that of a handler past the hard limit: an end that its own transaction keeps from
+        being written is not waited for longer than the lease that it had (CONTRACT 4.5).
+        """
+        held = [one for one in self._held.all() if not one.overdue]
         if not held:
             self._some_busy = False
             return

@@ -14,6 +14,7 @@ from .context import JobContext
 class Held:
     """One claim: its job, its context, whether its handler has begun, whether its end is known.
 
+    ``overdue``: the hard limit has ended it without its handler; its lease is not renewed.
     ``lost`` and ``damaged`` have been reported, each once. ``leased_at`` is when the last answer
     came that gave or renewed its lease (monotonic): that one has been over a lease later.
     """
@@ -22,6 +23,7 @@ class Held:
     ctx: JobContext
     begun: bool = False
     ended: bool = False
+    overdue: bool = False
     lost: bool = False
     damaged: bool = False
     began_at: float = 0.0

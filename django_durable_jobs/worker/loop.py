@@ -8,6 +8,7 @@ import os
 import queue
 import random
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from .. import __version__, states
 from ..conf import settings
 from ..dialects import dialect_for
 from ..dialects.base import Lane
+from ..exceptions import LockTimeout
 from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..transitions.workers import BEAT_SECONDS
@@ -46,8 +48,15 @@ from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
+# At a shutdown results wait so long for a database that is away or busy.
+RESULTS_SECONDS = 30.0
+# What else is waited for once it is known that threads are left behind.
+LAST_SECONDS = 0.5
 # A job that has begun meanwhile may be overdue sooner than those known at the last look.
 HARD_LIMIT_SECONDS = 0.5
+
+# The thread of a lost slot may hold what every claim waits for, as on SQLite the one writer.
+BEARABLE_LOCK_TIMEOUTS = 2
 
 DRAINED, CRASHED, BAD_OPTIONS, MIGRATIONS_MISSING, GAVE_UP, KILLED = range(6)
 
@@ -77,6 +86,7 @@ class Worker:
         self._stopping = False
         self._claimed = 0
         self._failures = 0
+        self._lock_timeouts = 0
         # Put to, never locked: a signal handler may interrupt the very thread that waits.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._serving = Serving(
@@ -156,16 +166,20 @@ class Worker:
         self._ends.start()
         for loop in self._loops:
             loop.start()
+        code = CRASHED
         try:
             with connections.own(self._alias, patient=self.options.until_idle):
                 self._work()
                 if self._parent is not None and self._is_replaced():
                     self._parent.retire()
-                return self._shut_down()
+                code = self._shut_down()
+            return code
         finally:
-            stop_all(self._loops)
+            # Threads that are left behind may hold what ours wait for.
+            patience = LAST_SECONDS if code == GAVE_UP else 5.0
+            stop_all(self._loops, patience)
             self._call.stop()
-            self._presence.leave()
+            self._presence.leave(patience=patience)
             logger.info("worker %s ends; it finished %d attempts", self.options.name, self.finished)
 
     def _health(self) -> dict[str, Any]:
@@ -194,7 +208,7 @@ class Worker:
                         more = self._pass_and_claim()
                     else:
                         more = self._claim()
-                self._failures = 0
+                self._failures = self._lock_timeouts = 0
                 self._pulse.succeeded()
             except Exception as error:
                 self._survive(error)
@@ -223,8 +237,12 @@ class Worker:
         return limit is not None and self._claimed >= limit
 
     def _is_worn_out(self) -> bool:
-        """Tell whether stuck threads cost this process: the first does where it is replaced."""
-        bearable = 1 if self._parent is not None else self._slots.count
+        """Tell whether stuck threads cost this process: the first does where it is replaced.
+
+        So it does where nothing can be claimed beside it.
+        """
+        is_first = self._parent is not None or self._lock_timeouts >= BEARABLE_LOCK_TIMEOUTS
+        bearable = 1 if is_first else self._slots.count
         return self._hard_limit.lost_slots >= bearable
 
     def _is_replaced(self) -> bool:
@@ -288,6 +306,7 @@ class Worker:
 
     def _survive(self, error: Exception) -> None:
         self._failures += 1
+        self._lock_timeouts = self._lock_timeouts + 1 if isinstance(error, LockTimeout) else 0
         self._pulse.failed()
         if is_transient(self._alias, error):
             logger.warning("the claim loop waits for the database: %s", type(error).__name__)
@@ -392,16 +411,17 @@ class Worker:
 
     def _shut_down(self) -> int:
         """Wait for the handlers; ask them to stop; write what has ended (CONTRACT 4.7)."""
-        self._wait_until_idle(None)
+        self._wait_until(self._is_idle)
         if self._stopping:
             self._stop_handlers()
-        left = self._held.all()
-        stuck = [held for held in left if not held.ended]
+        # Results are written first: what does not end must not cost them their leases (4.8).
+        self._wait_until(self._has_no_results, time.monotonic() + RESULTS_SECONDS)
+        stuck = [held for held in self._held.all() if not held.ended]
+        end = time.monotonic() + longest_wait()
         if stuck and self._owns_process:
             with self._watched.waiting():
-                end_stuck(self._alias, stuck, self._ends.put_elsewhere)
-        some_wait = len(left) > len(stuck) or not stuck
-        written = self._ends.stop(timeout=30.0 if some_wait else longest_wait())
+                end_stuck(self._alias, stuck, self._ends.put_elsewhere, until=end)
+        written = self._ends.stop(max(LAST_SECONDS, end - time.monotonic()))
         in_time = written and not stuck and not self._hard_limit.lost_slots
         self._slots.stop(timeout=5.0 if in_time else 0.1)
         return DRAINED if in_time else GAVE_UP
@@ -411,20 +431,24 @@ class Worker:
         end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
         with self._watched.waiting():
             give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
-        self._wait_until_idle(end)
+        self._wait_until(self._is_idle, end)
         for held in self._held.all():
             held.ctx.mark_stop_requested()
-        self._wait_until_idle(time.monotonic() + float(settings.TIMEOUT_GRACE_SECONDS))
+        self._wait_until(self._is_idle, time.monotonic() + float(settings.TIMEOUT_GRACE_SECONDS))
 
-    def _wait_until_idle(self, end: float | None) -> None:
+    def _has_no_results(self) -> bool:
+        """Tell whether all that is held has no result, or an ``on_finish`` that runs on."""
+        return all(
+            not held.ended or held.overdue or self._ends.runs_on(held) for held in self._held.all()
+        )
+
+    def _wait_until(self, is_so: Callable[[], bool], end: float | None = None) -> None:
         """Wait until that monotonic time; without one, until told to stop."""
-        while not self._is_idle():
+        while not is_so():
             if end is None and self._stopping:
                 return
             left = 1.0 if end is None else end - time.monotonic()
             if left <= 0:
                 return
-            try:
-                self._wake.get(timeout=min(left, 1.0))
-            except queue.Empty:
-                continue
+            with suppress(queue.Empty):
+                self._wake.get(timeout=min(left, 0.25))

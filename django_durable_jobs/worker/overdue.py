@@ -30,7 +30,8 @@ class HardLimit:
 
     @property
     def lost_slots(self) -> int:
-        return len(self._lost)
+        with self._lock:
+            return len(self._lost | self._ends.stuck)
 
     def interval(self) -> float:
         """Until the first attempt is overdue; the poll interval at most."""
@@ -48,8 +49,8 @@ class HardLimit:
                     held.job.handler,
                     held.job.job_id,
                 )
-                self._ends.put_elsewhere(held, overdue_outcome(held.job))
-            elif held.ended and self._gives_up(held):
+                self._end(held)
+            elif held.ended and self._ends.gives_up(held):
                 self._forget(held)
                 logger.error(
                     "the on_finish of job %s (handler %s) does not end; its slot is lost, and"
@@ -62,15 +63,18 @@ class HardLimit:
         with self._lock:
             is_first = self._held.end(held)
             if is_first:
+                held.overdue = True
                 self._lost.add(held.job.token)
         return is_first
 
-    def _gives_up(self, held: Held) -> bool:
-        with self._lock:
-            gives_up = self._ends.gives_up(held)
-            if gives_up:
-                self._lost.add(held.job.token)
-        return gives_up
+    def _end(self, held: Held) -> None:
+        try:
+            outcome = overdue_outcome(held.job)
+        except LookupError:
+            # It was to be blocked, and the database has not let us.
+            self._forget(held)
+            return
+        self._ends.put_elsewhere(held, outcome)
 
     def came_back(self, held: Held) -> None:
         """Count a slot as free again, if it was lost; after the slot's own ``end`` or ``put``."""

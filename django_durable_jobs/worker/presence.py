@@ -40,11 +40,12 @@ class Presence:
             health=health,
         )
 
-    def leave(self) -> None:
+    def leave(self, *, patience: float) -> None:
+        """Remove the row; whoever locks it is waited for so many seconds."""
         if self._key is None:
             return
         try:
-            deregister(self._options.alias, self._key)
+            deregister(self._options.alias, self._key, lock_timeout=patience)
         except Exception as error:
             # The row goes silent and is forgotten by another worker.
             logger.warning("the worker's row stays behind: %s", type(error).__name__)

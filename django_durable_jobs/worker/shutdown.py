@@ -16,6 +16,8 @@ from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
+SHORTEST_WAIT_SECONDS = 0.1
+
 
 def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
     """Undo the claims whose handlers never began; try again until that monotonic time.
@@ -48,29 +50,45 @@ def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
 
 
 def end_stuck(
-    alias: str, stuck: list[Held], put_elsewhere: Callable[[Held, Outcome], None]
+    alias: str,
+    stuck: list[Held],
+    put_elsewhere: Callable[[Held, Outcome], None],
+    *,
+    until: float,
 ) -> None:
     """Requeue what runs on, for a process that exits at once after it: nothing waits for a lease.
 
     A handler's own open transaction that holds its job's row cannot be passed: the lease then.
+    Locks are waited for until that monotonic time, all of them together.
     """
-    _end_together(alias, [held for held in stuck if on_finish_of(held.job) is None])
     for held in stuck:
         if on_finish_of(held.job) is not None:
             put_elsewhere(held, _stopped(held))
+    _end_together(alias, [held for held in stuck if on_finish_of(held.job) is None], until)
 
 
-def _end_together(alias: str, stuck: list[Held]) -> None:
-    outcomes = [_stopped(held) for held in stuck]
+def _end_together(alias: str, stuck: list[Held], until: float) -> None:
+    """End all at once; then alone whoever is locked, or was refused with the others."""
+    left = [_stopped(held) for held in stuck]
     try:
-        finish(alias, finish(alias, outcomes).busy, wait=True)
+        left = finish(alias, left, lock_timeout=_left(until)).busy
+    except Exception:
+        connections.clean()
+    for one in left:
+        _end_alone(alias, one, until)
+
+
+def _end_alone(alias: str, one: Outcome, until: float) -> None:
+    try:
+        finish(alias, [one], wait=True, lock_timeout=_left(until))
     except Exception as error:
         connections.clean()
-        if len(stuck) == 1:
-            logger.warning("a stuck handler keeps its lease: %s", type(error).__name__)
-            return
-        for one in stuck:
-            _end_together(alias, [one])
+        logger.warning("a stuck handler keeps its lease: %s", type(error).__name__)
+
+
+def _left(until: float) -> float:
+    """Give the seconds until then; enough for what is not locked, however late it is."""
+    return max(SHORTEST_WAIT_SECONDS, until - time.monotonic())
 
 
 def _stopped(held: Held) -> Outcome:

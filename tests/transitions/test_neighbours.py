@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from django_durable_jobs.models import Job
@@ -66,7 +68,12 @@ def test_a_row_that_refuses_renewal_costs_no_other_lease(is_postgres):
 def test_a_stuck_handler_whose_row_is_refused_costs_no_other_requeue():
     mine = live.claimed(3)
     with poisoned([mine[1].id]):
-        end_stuck("default", held(mine), lambda one, outcome: pytest.fail("it has no on_finish"))
+        end_stuck(
+            "default",
+            held(mine),
+            lambda one, outcome: pytest.fail("it has no on_finish"),
+            until=time.monotonic() + 5,
+        )
     found = dict(Job.objects.values_list("pk", "status"))
     assert [found[one.id] for one in mine] == ["queued", "running", "queued"]
 

@@ -163,6 +163,10 @@ class Background:
         finally:
             connections.close_all()
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def ends(self) -> Any:
         self._thread.join(PATIENCE)
         assert not self._thread.is_alive(), "it did not end"
