@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 
 from django_durable_jobs import states
+from tests._marks import no_database
+
+pytestmark = no_database
 
 MODEL = Path(__file__).with_name("job.pml")
 SPIN = shutil.which("spin")

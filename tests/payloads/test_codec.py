@@ -34,6 +34,7 @@ from django_durable_jobs.payloads import (
     encode_result,
     payload_sha256,
 )
+from tests._marks import no_database
 
 from .kinds import (
     LIMIT,
@@ -55,6 +56,8 @@ from .kinds import (
     round_trip,
     saved,
 )
+
+pytestmark = no_database
 
 json_values = st.recursive(
     st.none()

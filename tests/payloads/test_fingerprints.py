@@ -23,6 +23,7 @@ from django_durable_jobs.payloads import (
     ModelId,
     codec_for,
 )
+from tests._marks import no_database
 
 from .kinds import (
     Article,
@@ -36,6 +37,8 @@ from .kinds import (
     fingerprint,
     make,
 )
+
+pytestmark = no_database
 
 ONE = make("One", ("a", int), ("b", str))
 

@@ -8,8 +8,11 @@ import pytest
 
 from django_durable_jobs.fingerprints import description
 from django_durable_jobs.payloads import codec_for
+from tests._marks import no_database
 
 from .schemas import GOLDEN, SCHEMAS
+
+pytestmark = no_database
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

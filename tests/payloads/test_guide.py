@@ -17,9 +17,12 @@ from django.contrib.auth.models import User
 
 from django_durable_jobs.exceptions import InvalidHandler
 from django_durable_jobs.payloads import JSON, Base64, ModelId, codec_for
+from tests._marks import no_database
 
 from .kinds import Colour, Line, Loose, Pair, Point, Rights, SecretStr
 from .test_types import Sparse
+
+pytestmark = no_database
 
 PAGE = Path(__file__).parents[2].joinpath("docs", "payloads.md").read_text()
 NAMES: dict[str, Any] = {

@@ -18,6 +18,7 @@ from django_durable_jobs.payloads import (
     ModelId,
     codec_for,
 )
+from tests._marks import no_database
 
 from .kinds import (
     Box,
@@ -32,6 +33,8 @@ from .kinds import (
     refusal,
     refused,
 )
+
+pytestmark = no_database
 
 
 @dataclasses.dataclass

@@ -13,8 +13,11 @@ from hypothesis import strategies as st
 
 from django_durable_jobs import InvalidSchedule
 from django_durable_jobs.schedules.expression import ALIASES, MAX_LENGTH, Expression, parse
+from tests._marks import no_database
 
 from .oracle import Cron, cron, crons
+
+pytestmark = no_database
 
 REFUSED = {
     # FAULTS 23, and what croniter takes for something else.

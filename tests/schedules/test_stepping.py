@@ -14,8 +14,11 @@ from hypothesis import strategies as st
 from django_durable_jobs import InvalidSchedule
 from django_durable_jobs.schedules.expression import parse
 from django_durable_jobs.schedules.stepping import EPOCH, MINUTE, Timetable
+from tests._marks import no_database
 
 from .oracle import Cron, cron, crons, fired, utc
+
+pytestmark = no_database
 
 # Zone, around its changes: an hour forward and back; at midnight; by half an hour; past midnight
 # in the past; a whole day left out; two rules of one year.

@@ -8,9 +8,12 @@ from datetime import timedelta
 import pytest
 
 from django_durable_jobs.models import Job, JobAttempt
+from tests._marks import no_database
 
 from .._rows import NOW, attempt_row, job_row
 from .history import Effect, violations
+
+pytestmark = no_database
 
 
 class History:

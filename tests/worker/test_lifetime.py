@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
-from django.db import connection
 
 from django_durable_jobs.models import Job
 from django_durable_jobs.worker.lifetime import HeartbeatFile, Lifetime, resident_bytes
+from tests._marks import no_database
 
 from ..testapp import jobs
 from .conftest import StartWorker
@@ -119,7 +119,7 @@ def version(ctx, payload: int) -> int:
 """
 
 
-@pytest.mark.skipif(connection.vendor == "postgresql", reason="no database takes part")
+@no_database
 def test_new_code_is_taken_up_once_the_running_job_has_ended(
     start_worker: StartWorker, gate: Gate, tmp_path: Path
 ) -> None:

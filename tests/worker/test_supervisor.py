@@ -13,16 +13,14 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from django.db import connection
 
 from django_durable_jobs.worker.lifeline import lifeline
 from django_durable_jobs.worker.supervisor import Child, Limits, OwnTime, Supervisor
+from tests._marks import no_database
 
 from .support import PATIENCE, ROOT, is_alive, until
 
-pytestmark = pytest.mark.skipif(
-    connection.vendor == "postgresql", reason="no database takes part: SQLite's run is enough"
-)
+pytestmark = no_database
 
 
 class Supervised:
