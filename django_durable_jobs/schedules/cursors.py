@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import connections
 from django.db.models import Q
 
 from ..dialects import dialect_for
@@ -48,7 +47,7 @@ def due(alias: str) -> tuple[int, list[Due]]:
         f" LEFT JOIN {CURSORS} c ON c.next_minute <= t.now"
         " ORDER BY c.next_minute, c.id"
     )
-    rows = _fetch(alias, sql)
+    rows = dialect_for(alias).fetch(alias, sql)
     found = [Due(name=row[1], fingerprint=row[2]) for row in rows if row[1] is not None]
     return int(rows[0][0]), found
 
@@ -60,7 +59,7 @@ def lock_due(alias: str, declared: Schedule) -> Locked | None:
     """
     dialect = dialect_for(alias)
     lock = f"{dialect.for_update()} SKIP LOCKED" if dialect.for_update() else ""
-    rows = _fetch(
+    rows = dialect.fetch(
         alias,
         "WITH locked AS MATERIALIZED (SELECT c.id, c.next_minute, c.paused"
         f" FROM {CURSORS} c WHERE c.name = %s AND c.fingerprint = %s{lock})"
@@ -166,9 +165,3 @@ def adoption(alias: str, name: str) -> str:
 
     database = "" if alias == "default" else f" --database {quote(alias)}"
     return f"manage.py jobs adopt-schedule {quote(name)}{database}"
-
-
-def _fetch(alias: str, sql: str, params: Sequence[Any] = ()) -> list[Any]:
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql, params)
-        return list(cursor.fetchall())

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from django.db import connections
-
 from ..dialects import dialect_for
 from ..dialects.base import JOBS
 from ..instants import SECOND, from_microseconds, to_microseconds
@@ -111,8 +109,6 @@ def last_times(alias: str, names: Collection[str]) -> dict[str, list[datetime]]:
             f" ORDER BY j.scheduled_for DESC LIMIT {TIMES}) AS newest"
         )
         sql = " UNION ALL ".join([newest] * len(some))
-        with connections[alias].cursor() as cursor:
-            cursor.execute(f"{sql} ORDER BY scheduled_for", some)
-            for name, minute in cursor.fetchall():
-                found.setdefault(name, []).append(from_microseconds(minute))
+        for name, minute in dialect_for(alias).fetch(alias, f"{sql} ORDER BY scheduled_for", some):
+            found.setdefault(name, []).append(from_microseconds(minute))
     return found

@@ -59,19 +59,17 @@ def standings(alias: str, holders: Iterable[tuple[int, str]]) -> dict[str, Stand
         f" JOIN {JOBS} j ON j.id = i.id LEFT JOIN {ATTEMPTS} a ON a.job_id = j.id"
         " AND a.token = i.token"
     )
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql, params)
-        return {
-            row[0]: Standing(
-                owns=bool(row[1]),
-                attempt_open=bool(row[2]),
-                cancel_requested=bool(row[3]),
-                progress=row[4],
-                ended=bool(row[5]),
-                status=row[6],
-            )
-            for row in cursor.fetchall()
-        }
+    return {
+        row[0]: Standing(
+            owns=bool(row[1]),
+            attempt_open=bool(row[2]),
+            cancel_requested=bool(row[3]),
+            progress=row[4],
+            ended=bool(row[5]),
+            status=row[6],
+        )
+        for row in dialect.fetch(alias, sql, params)
+    }
 
 
 def fenced(

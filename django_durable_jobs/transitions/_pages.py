@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from django.db import DatabaseError, connections, transaction
+from django.db import DatabaseError, transaction
 
 from ..dialects import dialect_for
 from ..dialects.base import JOBS, Params, Row
@@ -90,13 +90,12 @@ def is_at_once(alias: str, error: BaseException, began: float) -> bool:
 
 def move(alias: str, ids: Sequence[int], assignments: str, source: str) -> list[int]:
     """Set columns of the given jobs that still have the status ``source``; give their ids."""
-    given, params = dialect_for(alias).rows({"id": "bigint"}, [(one,) for one in ids])
-    with connections[alias].cursor() as cursor:
-        cursor.execute(
-            # The empty text keeps a planner without statistics from the index of all these jobs.
-            f"UPDATE {JOBS} SET {assignments}"
-            f" WHERE status || '' = '{source}' AND id IN (SELECT g.id FROM ({given}) AS g)"
-            " RETURNING id",
-            params,
-        )
-        return [row[0] for row in cursor.fetchall()]
+    dialect = dialect_for(alias)
+    given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
+    sql = (
+        # The empty text keeps a planner without statistics from the index of all these jobs.
+        f"UPDATE {JOBS} SET {assignments}"
+        f" WHERE status || '' = '{source}' AND id IN (SELECT g.id FROM ({given}) AS g)"
+        " RETURNING id"
+    )
+    return [row[0] for row in dialect.fetch(alias, sql, params)]

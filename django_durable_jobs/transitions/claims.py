@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from django.db import DatabaseError, OperationalError, connections
+from django.db import DatabaseError, OperationalError
 
 from .. import states
 from ..dialects import dialect_for
@@ -197,9 +197,7 @@ def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:
         f" AND j.run_at <= {dialect.now()}{left_out and ' AND ' + left_out}"
         f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {limit}"
     )
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql, lane_params(wanted))
-        return [row[0] for row in cursor.fetchall()]
+    return [row[0] for row in dialect.fetch(alias, sql, lane_params(wanted))]
 
 
 _CANCELLED = "o.cancel_requested_at IS NOT NULL"

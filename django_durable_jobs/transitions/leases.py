@@ -44,14 +44,13 @@ def cancel_requests(alias: str, holders: Sequence[tuple[int, str]]) -> set[str]:
     """Give the tokens whose jobs' cancel is requested; one query, no lock (3.5)."""
     if not holders:
         return set()
-    given, params = dialect_for(alias).rows(ID_AND_TOKEN, holders)
+    dialect = dialect_for(alias)
+    given, params = dialect.rows(ID_AND_TOKEN, holders)
     sql = (
         f"SELECT i.token FROM ({given}) AS i JOIN {JOBS} j ON j.id = i.id"
         " WHERE j.lease_token = i.token AND j.cancel_requested_at IS NOT NULL"
     )
-    with connections[alias].cursor() as cursor:
-        cursor.execute(sql, params)
-        return {row[0] for row in cursor.fetchall()}
+    return {row[0] for row in dialect.fetch(alias, sql, params)}
 
 
 def execution_status(token: Any, *, using: str | None = None) -> str:

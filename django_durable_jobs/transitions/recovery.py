@@ -56,18 +56,17 @@ def _recover_locked(alias: str, ids: Sequence[int], now: int) -> list[int]:
     attempts = _lock_attempts(alias, ids)
     if not attempts:
         return []
-    given, params = dialect_for(alias).rows({"id": "bigint"}, [(one,) for one in attempts])
-    with connections[alias].cursor() as cursor:
-        cursor.execute(
-            f"UPDATE {ATTEMPTS} SET status = '{states.INTERRUPTED}',"
-            f" outcome = '{states.LOST}', finished_at = {now},"
-            f" error_category = '{states.LOST_CATEGORY}', cancel_requested_at ="
-            # A bare job_id would be the job's own, which is text.
-            f" (SELECT j.cancel_requested_at FROM {JOBS} j WHERE j.id = {ATTEMPTS}.job_id)"
-            f" WHERE id IN (SELECT g.id FROM ({given}) AS g) RETURNING job_id",
-            params,
-        )
-        ended = [row[0] for row in cursor.fetchall()]
+    dialect = dialect_for(alias)
+    given, params = dialect.rows({"id": "bigint"}, [(one,) for one in attempts])
+    sql = (
+        f"UPDATE {ATTEMPTS} SET status = '{states.INTERRUPTED}',"
+        f" outcome = '{states.LOST}', finished_at = {now},"
+        f" error_category = '{states.LOST_CATEGORY}', cancel_requested_at ="
+        # A bare job_id would be the job's own, which is text.
+        f" (SELECT j.cancel_requested_at FROM {JOBS} j WHERE j.id = {ATTEMPTS}.job_id)"
+        f" WHERE id IN (SELECT g.id FROM ({given}) AS g) RETURNING job_id"
+    )
+    ended = [row[0] for row in dialect.fetch(alias, sql, params)]
     return move(alias, ended, _after_loss(now), states.RUNNING)
 
 
@@ -76,14 +75,12 @@ def _lock_attempts(alias: str, ids: Sequence[int]) -> list[int]:
     dialect = dialect_for(alias)
     given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
     lock = f"{dialect.for_update()} OF a SKIP LOCKED" if dialect.for_update() else ""
-    with connections[alias].cursor() as cursor:
-        cursor.execute(
-            f"SELECT a.id FROM {ATTEMPTS} a JOIN {JOBS} j ON j.id = a.job_id"
-            f" AND j.lease_token = a.token WHERE a.status = '{states.RUNNING}'"
-            f" AND j.id IN (SELECT g.id FROM ({given}) AS g) ORDER BY a.job_id{lock}",
-            params,
-        )
-        return [row[0] for row in cursor.fetchall()]
+    sql = (
+        f"SELECT a.id FROM {ATTEMPTS} a JOIN {JOBS} j ON j.id = a.job_id"
+        f" AND j.lease_token = a.token WHERE a.status = '{states.RUNNING}'"
+        f" AND j.id IN (SELECT g.id FROM ({given}) AS g) ORDER BY a.job_id{lock}"
+    )
+    return [row[0] for row in dialect.fetch(alias, sql, params)]
 
 
 def _after_loss(now: int) -> str:
