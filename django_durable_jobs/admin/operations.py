@@ -10,8 +10,8 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 
-from ..conf import settings
 from ..exceptions import DurableJobsError
+from ..transitions.control import alias_of
 from ..transitions.operators import UNCHANGED, Done, recorded
 
 Move = Callable[[Any], Done]
@@ -30,9 +30,8 @@ def operate(rows: Iterable[Any], move: Move, *, action: str, operator: str) -> R
     """Make the move on each row; one that is refused is reported and stops no other."""
     report = Report()
     for row in rows:
-        alias = row._state.db or settings.DATABASE
         try:
-            done = recorded(alias, partial(move, row), action=action, operator=operator)
+            done = recorded(alias_of(row), partial(move, row), action=action, operator=operator)
         except DurableJobsError as error:
             report.refused.append(f"{row}: {error}")
         except ObjectDoesNotExist:

@@ -14,6 +14,7 @@ from ..conf import settings
 from ..models import ScheduleCursor
 from ..schedules import operations
 from ..schedules.overview import Overview, overview
+from ..transitions.control import alias_of
 from ..transitions.operators import Done
 from . import displays
 from .actions import Operation, OperatorActions
@@ -25,25 +26,21 @@ if TYPE_CHECKING:
 
 
 def _paused(cursor: ScheduleCursor) -> Done:
-    return _done(cursor, operations.pause(_alias(cursor), cursor.name))
+    return _done(cursor, operations.pause(alias_of(cursor), cursor.name))
 
 
 def _resumed(cursor: ScheduleCursor) -> Done:
-    return _done(cursor, operations.resume(_alias(cursor), cursor.name))
+    return _done(cursor, operations.resume(alias_of(cursor), cursor.name))
 
 
 def _run_now(cursor: ScheduleCursor) -> Done:
-    job = operations.run_now(_alias(cursor), cursor.name)
+    job = operations.run_now(alias_of(cursor), cursor.name)
     subject = f"schedule {cursor.name}: {job}"
     return Done(outcome=operations.RUN_NOW, subject=subject, job_key=job.pk)
 
 
 def _done(cursor: ScheduleCursor, outcome: str) -> Done:
     return Done(outcome=outcome, subject=f"schedule {cursor.name}")
-
-
-def _alias(cursor: ScheduleCursor) -> str:
-    return cursor._state.db or settings.DATABASE
 
 
 PAUSE = Operation(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from django.db import IntegrityError, connections, transaction
-from django.db.models import F
+from django.db.models import F, Model
 from django.db.models.functions import Coalesce
 
 from .. import states
@@ -31,9 +31,9 @@ _CONTENT = (
 )
 
 
-def alias_of(job: Job) -> str:
-    """A job stays on the database that it was read from (CONTRACT 7.5)."""
-    return job._state.db or settings.DATABASE
+def alias_of(row: Model) -> str:
+    """A row stays on the database that it was read from (CONTRACT 7.5)."""
+    return row._state.db or settings.DATABASE
 
 
 def operator_move(job: Job, work: Callable[[str, Job, int], T]) -> T:

@@ -26,8 +26,12 @@ from .poison import poisoned
 pytestmark = pytest.mark.django_db
 real = pytest.mark.django_db(transaction=True)
 POLL = 1.0
-only_sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="a rule of SQLite's")
-only_postgres = pytest.mark.skipif(connection.vendor == "sqlite", reason="no locks of rows")
+only_sqlite = pytest.mark.skipif(
+    connection.vendor != "sqlite", reason="only SQLite needs the lease to outlast the timeout"
+)
+only_postgres = pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has no locks of rows"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -236,7 +240,9 @@ def test_a_live_worker_whose_lease_can_hold_it_keeps_it_from_being_blocked(clock
     assert state(one) == ("blocked", "invalid_policy")
 
 
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="there it matters")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite blocks it: nothing may depend on renewals there"
+)
 @short_lease
 def test_elsewhere_a_lease_may_be_shorter_than_the_timeout(clock):
     [one] = queued(run_at=NOW, timeout=3600, **known())

@@ -248,7 +248,9 @@ def test_a_release_whose_key_is_held_names_the_holder():
 
 
 @real
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="one writer: nobody ends meanwhile")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite", reason="SQLite has one writer, so no holder ends meanwhile"
+)
 @pytest.mark.parametrize("move", ["retry", "release"])
 def test_a_holder_that_ends_between_refusal_and_look_holds_nothing(move, monkeypatch):
     corrupt = {"blocked_reason": "corrupt_payload"}
@@ -647,7 +649,10 @@ def test_no_setting_outlives_a_move_and_none_is_changed_in_a_callers_transaction
 
 
 @real
-@pytest.mark.skipif(connection.vendor == "sqlite", reason="his timeout is the connection's there")
+@pytest.mark.skipif(
+    connection.vendor == "sqlite",
+    reason="on SQLite the connection's own timeout bounds the wait: see test_locks",
+)
 @each_move
 def test_in_a_callers_transaction_his_own_bound_and_the_databases_error_count(name):
     job, move = movable(name)

@@ -206,7 +206,10 @@ def test_waiting_for_a_lock_past_the_lease_loses_it(name, locker):
 
 
 @real
-@pytest.mark.skipif(connection.vendor == "postgresql", reason="there these do not wait")
+@pytest.mark.skipif(
+    connection.vendor == "postgresql",
+    reason="on PostgreSQL these skip a locked row, they never wait",
+)
 @pytest.mark.parametrize("name", GROUPED)
 def test_on_sqlite_the_grouped_moves_wait_and_lose_too(name):
     stranger_past_the_lease(GROUPED[name], change_the_rows)

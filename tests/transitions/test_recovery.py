@@ -144,7 +144,7 @@ def attempt_refused(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
 
 
 Obstacle = Callable[[list[ClaimedJob]], AbstractContextManager[Any]]
-locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="no locks of rows")
+locks = pytest.mark.skipif(connection.vendor == "sqlite", reason="SQLite has no locks of rows")
 
 
 @real

@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from django.core.management import call_command
 from django.db import connection, connections
 
@@ -32,6 +33,11 @@ SHORT = {"LEASE_SECONDS": 1.0, "TIMEOUT_SECONDS": 20, "POLL_SECONDS": 0.05}
 if connection.vendor == "sqlite":
     SHORT |= {"LEASE_SECONDS": 3.0, "TIMEOUT_SECONDS": 2.8}
 QUICK = {"LEASE_SECONDS": 60, "TIMEOUT_SECONDS": 20, "POLL_SECONDS": 0.05}
+
+only_where_rows_are_locked = pytest.mark.skipif(
+    connection.vendor != "postgresql",
+    reason="on SQLite the transaction is the one writer: it meets no lock",
+)
 
 
 def until(condition: Callable[[], Any], what: str = "it", patience: float = PATIENCE) -> Any:

@@ -244,7 +244,7 @@ def refused(*arguments: str, code: int = 2) -> str:
 @pytest.mark.parametrize("mode", ["--drain", "--once", "--processes=0", "--processes=2"])
 def test_inside_a_testcase_it_names_what_to_use_instead(mode: str) -> None:
     if connection.vendor == "sqlite" and connection.is_in_memory_db():
-        pytest.skip("another reason comes first")
+        pytest.skip("a database in memory is refused before its TestCase is looked at")
     assert "testing.drain()" in refused(mode)
 
 

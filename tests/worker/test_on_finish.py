@@ -35,14 +35,11 @@ from .support import (
     drain,
     fresh,
     only_attempt,
+    only_where_rows_are_locked,
     until,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-POSTGRES = connection.vendor == "postgresql"
-only_postgres = pytest.mark.skipif(
-    not POSTGRES, reason="on SQLite the transaction is the one writer: it meets no lock"
-)
 
 
 # Which ends --------------------------------------------------------------------------------------
@@ -370,7 +367,7 @@ def test_handler_end_and_rows_are_of_one_connection(
     assert len(recorder.events) == opened.count("durable-slot-1") == 3
 
 
-@only_postgres
+@only_where_rows_are_locked
 def test_a_slow_one_holds_up_nobody_else(handlers: Registry) -> None:
     others = threading.Event()
 

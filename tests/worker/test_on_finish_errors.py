@@ -35,14 +35,11 @@ from .support import (
     drain,
     fresh,
     only_attempt,
+    only_where_rows_are_locked,
     until,
 )
 
 pytestmark = pytest.mark.django_db(transaction=True)
-POSTGRES = connection.vendor == "postgresql"
-only_postgres = pytest.mark.skipif(
-    not POSTGRES, reason="on SQLite the transaction is the one writer: it meets no lock"
-)
 
 
 # Errors ------------------------------------------------------------------------------------------
@@ -74,7 +71,7 @@ def swallowed(event: FinishEvent) -> None:
     """On PostgreSQL the transaction is lost; on SQLite the statement alone."""
     with suppress(DatabaseError), connection.cursor() as cursor:
         cursor.execute("SELECT no_such_column")
-    if not POSTGRES:
+    if connection.vendor != "postgresql":
         transaction.set_rollback(True)
 
 
@@ -236,7 +233,7 @@ def lost_connection(connection: Any) -> None:
     connection.cursor().execute("SELECT 1")
 
 
-@only_postgres
+@only_where_rows_are_locked
 def test_a_lost_connection_is_tried_again(
     handlers: Registry, recorder: Recorder, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -259,7 +256,7 @@ def test_a_lost_connection_is_tried_again(
     assert caplog.text.count("waits for the database") == 2
 
 
-@only_postgres
+@only_where_rows_are_locked
 def test_a_lock_is_waited_for_under_renewal(
     handlers: Registry, recorder: Recorder, durable_jobs: Callable[..., None]
 ) -> None:
@@ -297,7 +294,7 @@ def test_a_lock_is_waited_for_under_renewal(
     assert Business.objects.get().value == 1
 
 
-@only_postgres
+@only_where_rows_are_locked
 def test_a_deadlock_is_tried_again(handlers: Registry) -> None:
     """A caller locks a business row and then cancels the job whose end waits for that row."""
     business = Business.objects.create(name="between")

@@ -56,7 +56,25 @@ def retried(payload: Line) -> Job:
     return job.retry()
 
 
-WAYS: list[Callable[[Line], Job]] = [line.submit, staged, retried]
+def released(payload: Line) -> Job:
+    job = line.submit(payload, run_at=timedelta(days=1))
+    # Not one of those that a worker releases by itself.
+    Job.objects.filter(pk=job.pk).update(
+        status="blocked", blocked_reason="corrupt_payload", run_at=job.created_at
+    )
+    job.release()
+    return job
+
+
+def recovered(payload: Line) -> Job:
+    job = line.submit(payload, run_at=timedelta(days=1))
+    # Running without a lease and a token, as an import leaves it: an operator's to recover.
+    Job.objects.filter(pk=job.pk).update(status="running", attempt_count=1, run_at=job.created_at)
+    assert job.recover(None, requeue=True) == "queued"
+    return job
+
+
+WAYS: list[Callable[[Line], Job]] = [line.submit, staged, retried, released, recovered]
 
 
 def test_jobs_begin_long_before_the_next_poll(start_worker: StartWorker, tmp_path: Path) -> None:

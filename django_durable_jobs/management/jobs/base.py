@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from ...transitions.operators import Done, recorded
+
 Options = dict[str, Any]
 
 
@@ -36,6 +38,23 @@ def operator() -> str:
     except (OSError, KeyError, ImportError):
         # No name belongs to the number that the process runs under.
         return "manage.py"
+
+
+def recorded_move(
+    kind: str, action: str, move: Callable[[str, str], str]
+) -> Callable[[str, Options], dict[str, Any]]:
+    """Make a move on what the option ``kind`` names, and its record, in one transaction."""
+
+    def run(alias: str, options: Options) -> dict[str, Any]:
+        name = options[kind]
+
+        def moved() -> Done:
+            return Done(outcome=move(alias, name), subject=f"{kind} {name}")
+
+        done = recorded(alias, moved, action=action, operator=operator())
+        return {kind: name, "outcome": done.outcome}
+
+    return run
 
 
 def shown(instant: datetime | None) -> str:

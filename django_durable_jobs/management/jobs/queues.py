@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from ...transitions.operators import Done, recorded
 from ...transitions.queues import pause_queue, resume_queue
-from .base import Options, Subcommand, operator
-
-
-def _move(action: str, move: Callable[[str, str], str]) -> Callable[[str, Options], Any]:
-    """Make a move on the named queue and its record in one transaction."""
-
-    def run(alias: str, options: Options) -> dict[str, Any]:
-        queue = options["queue"]
-
-        def moved() -> Done:
-            return Done(outcome=move(alias, queue), subject=f"queue {queue}")
-
-        done = recorded(alias, moved, action=action, operator=operator())
-        return {"queue": queue, "outcome": done.outcome}
-
-    return run
+from .base import Subcommand, recorded_move
 
 
 def _lines(done: dict[str, Any]) -> Iterable[str]:
@@ -38,14 +22,14 @@ SUBCOMMANDS = (
     Subcommand(
         name="pause-queue",
         help="Have no job of a queue begin until it is resumed.",
-        run=_move("pause_queue", pause_queue),
+        run=recorded_move("queue", "pause_queue", pause_queue),
         lines=_lines,
         arguments=_takes_queue,
     ),
     Subcommand(
         name="resume-queue",
         help="Let the jobs of a paused queue begin again.",
-        run=_move("resume_queue", resume_queue),
+        run=recorded_move("queue", "resume_queue", resume_queue),
         lines=_lines,
         arguments=_takes_queue,
     ),

@@ -9,7 +9,7 @@ from typing import Any
 from ...schedules import operations
 from ...schedules.overview import Overview, overview
 from ...transitions.operators import Done, recorded
-from .base import Options, Subcommand, operator, shown, table
+from .base import Options, Subcommand, operator, recorded_move, shown, table
 
 
 def _schedules(alias: str, options: Options) -> list[dict[str, Any]]:
@@ -70,21 +70,6 @@ def _listed(times: list[Any]) -> str:
     return ", ".join(map(shown, times)) or "-"
 
 
-def _move(name: str, move: Callable[[str, str], str]) -> Callable[[str, Options], Any]:
-    """Make a move on the named schedule and its record in one transaction."""
-
-    def run(alias: str, options: Options) -> dict[str, Any]:
-        schedule = options["schedule"]
-
-        def moved() -> Done:
-            return Done(outcome=move(alias, schedule), subject=f"schedule {schedule}")
-
-        done = recorded(alias, moved, action=name, operator=operator())
-        return {"schedule": schedule, "outcome": done.outcome}
-
-    return run
-
-
 def _run_now(alias: str, options: Options) -> dict[str, Any]:
     schedule = options["schedule"]
 
@@ -120,18 +105,22 @@ SUBCOMMANDS = (
     _on_one(
         "adopt-schedule",
         "Let this code's cron go on from the current minute.",
-        _move("adopt_schedule", operations.adopt),
+        recorded_move("schedule", "adopt_schedule", operations.adopt),
     ),
-    _on_one("pause-schedule", "Fire nothing more.", _move("pause_schedule", operations.pause)),
+    _on_one(
+        "pause-schedule",
+        "Fire nothing more.",
+        recorded_move("schedule", "pause_schedule", operations.pause),
+    ),
     _on_one(
         "resume-schedule",
         "Go on from the current minute.",
-        _move("resume_schedule", operations.resume),
+        recorded_move("schedule", "resume_schedule", operations.resume),
     ),
     _on_one("run-schedule", "Make one job of a schedule now.", _run_now),
     _on_one(
         "forget-schedule",
         "Remove what is stored of a schedule that this code does not declare any more.",
-        _move("forget_schedule", operations.forget),
+        recorded_move("schedule", "forget_schedule", operations.forget),
     ),
 )
