@@ -63,12 +63,14 @@ class Finisher:
 
     def _write_all(self) -> None:
         while (group := self._next_group()) is not None:
+            left = [*group, *self._busy]
             try:
                 self._write(group)
             except Exception:
-                # A fault of ours must not end the thread, nor lose what it was to write.
+                # A fault of ours must not end the thread, nor lose what it was to write. What
+                # is written of it already is found so at the next try.
                 logger.exception("the finisher failed and goes on")
-                self._busy = group
+                self._busy = left
                 time.sleep(BUSY_WAIT_SECONDS)
 
     def _next_group(self) -> list[Outcome] | None:

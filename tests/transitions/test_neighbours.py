@@ -9,6 +9,7 @@ import pytest
 from django_durable_jobs.models import Job
 from django_durable_jobs.transitions import claims
 from django_durable_jobs.worker.context import JobContext
+from django_durable_jobs.worker.finisher import Finisher
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.shutdown import end_stuck
@@ -78,13 +79,28 @@ def test_a_stuck_handler_whose_row_is_refused_costs_no_other_requeue():
     assert [found[one.id] for one in mine] == ["queued", "running", "queued"]
 
 
+def test_a_fault_of_ours_loses_no_end_that_was_to_be_tried_again():
+    busy, arrived = (outcome(Job(pk=one.id), one.token) for one in live.claimed(2))
+    faults = [RuntimeError("of ours")]
+
+    def settled(ended, report):
+        if faults:
+            raise faults.pop()
+
+    finisher = Finisher("default", settled)
+    finisher._busy = [busy]
+    finisher.put(arrived)
+    finisher.start()
+    assert finisher.stop(10)
+    assert not faults
+    assert {one.status for one in Job.objects.all()} == {"succeeded"}
+
+
 def test_an_end_that_waits_in_a_trigger_holds_up_no_other(is_postgres, settings):
     """The row itself is free; what its update touches is locked by a stranger."""
     if not is_postgres:
         pytest.skip("SQLite has one writer, and no locks of rows")
     from django.db import connection
-
-    from django_durable_jobs.worker.finisher import Finisher
 
     settings.DURABLE_JOBS = {"LEASE_SECONDS": 6}
     mine = live.claimed(3)
