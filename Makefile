@@ -18,8 +18,8 @@ CHECK_PYTHON := import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11
 export PYTHONDEVMODE ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help venv test test-sqlite test-postgres mutations coverage lint format types imports migrations \
-	docs demo serve soak bench dist clean
+.PHONY: help venv test test-sqlite test-postgres long mutations coverage lint format types imports \
+	migrations docs demo serve soak bench dist clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 16
@@ -52,6 +52,10 @@ test-sqlite: $(VENV)/.stamp ## Run the suite on SQLite
 test-postgres: $(VENV)/.stamp ## Run the suite on PostgreSQL
 	@echo "== The suite on PostgreSQL"
 	@$(BIN)/python -m tests._postgres $(POSTGRES) -- $(PYTEST)
+
+# The last -m is the one that counts.
+long: $(VENV)/.stamp ## Run the tests that take long real time on both databases
+	@$(MAKE) --no-print-directory test ARGS="$(ARGS) -m long"
 
 mutations: $(VENV)/.stamp ## Take out each condition of the fence: a test must notice
 	@TEST_DATABASE=sqlite $(BIN)/python -m tests.mutations
