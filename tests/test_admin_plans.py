@@ -60,14 +60,14 @@ def many_jobs() -> None:
     status = COLUMNS["status"]
     finished = f"CASE WHEN {status} IN ('failed', 'succeeded') THEN 1 END"
     with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            # A new file: what other tests have left dead in the old one would make it look dear.
+            cursor.execute(f"TRUNCATE {TABLE} CASCADE")
         cursor.execute(
             f"INSERT INTO {TABLE} ({', '.join(COLUMNS)}, finished_at)"
             f" WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ROWS})"
             f" SELECT {', '.join(values)}, {finished} FROM n"
         )
-        if connection.vendor == "postgresql":
-            # What other tests have left dead in the indexes would make them look dear.
-            cursor.execute(f"REINDEX TABLE {TABLE}")
         cursor.execute(f"ANALYZE {TABLE}")
 
 

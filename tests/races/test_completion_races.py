@@ -6,7 +6,6 @@ commit while the other is made, and the other is seen to wait, or to pass the lo
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -274,16 +273,28 @@ def test_hundreds_of_pairs_of_cancel_and_end(end: Callable[[ClaimedJob], str]) -
     line = barrier(2)
     ended: dict[int, str] = {}
     answers: dict[int, str] = {}
+    is_ended, is_asked = ({one.id: Signal() for one in ones} for _ in range(2))
 
-    def in_step(seed: int, work: Callable[[ClaimedJob], None]) -> Callable[[], None]:
-        """Ten at a time from the line, each side in an order of its own."""
+    def in_step(
+        work: Callable[[ClaimedJob], None],
+        mine: dict[int, Signal],
+        theirs: dict[int, Signal],
+        by: int,
+    ) -> Callable[[], None]:
+        """Ten at a time from the line, in opposite orders: both sides meet in the middle.
+
+        The last of each ten waits for the other side, whose first it is: so each order occurs.
+        """
 
         def run() -> None:
-            dice = random.Random(seed)
             for at in range(0, len(ones), 10):
                 line.wait()
-                for one in dice.sample(ones[at : at + 10], 10):
+                ten = ones[at : at + 10][::by]
+                for one in ten:
+                    if one is ten[-1]:
+                        theirs[one.id].wait()
                     work(one)
+                    mine[one.id].set()
 
         return run
 
@@ -293,13 +304,15 @@ def test_hundreds_of_pairs_of_cancel_and_end(end: Callable[[ClaimedJob], str]) -
     def request(one: ClaimedJob) -> None:
         answers[one.id] = Job.objects.get(pk=one.id).request_cancel()
 
-    with racing(in_step(1, end_it), in_step(2, request)) as racers:
+    with racing(
+        in_step(end_it, is_ended, is_asked, by=1), in_step(request, is_asked, is_ended, by=-1)
+    ) as racers:
         pass
     for racer in racers:
         racer.result()
     counts = Counter((ended[one.id], answers[one.id]) for one in ones)
     assert set(counts) == {("succeeded", "unchanged"), ("cancelled", "requested")}
-    assert min(counts.values()) > 20, f"both orders took place: {counts}"
+    assert min(counts.values()) >= 20, f"both orders took place: {counts}"
     assert dict(Job.objects.values_list("pk", "status")) == ended
     told = Counter(Business.objects.values_list("name", flat=True))
     assert told["told succeeded"] == counts["succeeded", "unchanged"]
