@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from django.utils import autoreload
 
 from .loop import DRAINED
+from .signals import Stop, held_back
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -43,18 +43,21 @@ class Reloading:
             daemon=True,
         ).start()
 
-    def begin_again(self, code: int, is_stopped: Callable[[], bool]) -> int:
-        """Start anew if the end came by a change; else give the exit code."""
-        if not self._changed.is_set():
+    def begin_again(self, code: int, stop: Stop) -> int:
+        """Start anew if the end came by a change and not by a stop; else give the exit code."""
+        if stop.is_asked() or not self._changed.is_set():
             return code
         command = autoreload.get_child_arguments()
         while not _loads(command):
-            if is_stopped():
+            if stop.wait(AGAIN_SECONDS):
                 return DRAINED
-            time.sleep(AGAIN_SECONDS)
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(command[0], command)  # noqa: S606 - it is the command that we are
+        # What is sent meanwhile waits for the handlers of the process that this one becomes.
+        with held_back():
+            if stop.is_asked():
+                return DRAINED
+            os.execv(command[0], command)  # noqa: S606 - it is the command that we are
 
     def _notice(self, sender: Any, file_path: Any, **extra: Any) -> bool:
         logger.info("%s has changed; the worker begins again once its jobs have ended", file_path)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,14 +16,14 @@ from ..exceptions import InvalidSchedule, TransactionActive
 from ..schedules.cursors import require_adopted
 from ..schedules.declaration import registry as schedules
 from ..transactions import in_test_wrapper
-from .connections import clean, close_before_fork
+from .connections import clean, close_before_fork, own
 from .lifeline import ChildEnd
 from .lifetime import HeartbeatFile
-from .loop import Worker
+from .loop import DRAINED, Worker
 from .options import InvalidOptions, WorkerOptions
 from .reloading import Reloading
 from .schema import require_migrations
-from .signals import stop_on_signal
+from .signals import Stop
 from .supervised import backoff, is_transient
 from .supervisor import Limits, Supervisor
 
@@ -34,23 +32,25 @@ logger = logging.getLogger("django_durable_jobs.worker")
 
 
 def run_worker(
-    options: WorkerOptions, *, owns_process: bool, started: Callable[[WorkerOptions], None]
+    options: WorkerOptions,
+    *,
+    owns_process: bool,
+    started: Callable[[WorkerOptions], None],
+    stop: Stop,
 ) -> int:
-    """Run until the end and give the exit code.
+    """Run until the end and give the exit code; a stop may be asked for at any time.
 
     Raises ``InvalidOptions`` inside an open transaction or for a schedule whose cron is
     another than the stored one (CONTRACT 5.3), and ``MigrationsMissing``.
     """
-    _when_database_answers(options.alias, lambda: _refuse_transaction(options.alias))
-    _when_database_answers(options.alias, lambda: require_migrations(options.alias))
-    if options.schedules:
-        _when_database_answers(options.alias, lambda: _require_adopted(options.alias))
+    if not _when_database_answers(options, stop):
+        return DRAINED
     started(options)
     with _heartbeat(options) as heartbeat:
         # Where a process cannot fork, this one works alone.
         if options.reload or options.until_idle or not options.processes or not hasattr(os, "fork"):
-            return _work(options, owns_process=owns_process, heartbeat=heartbeat)
-        return _supervise(options, heartbeat)
+            return _work(options, stop, owns_process=owns_process, heartbeat=heartbeat)
+        return _supervise(options, stop, heartbeat)
 
 
 @contextmanager
@@ -65,12 +65,12 @@ def _heartbeat(options: WorkerOptions) -> Iterator[HeartbeatFile | None]:
         heartbeat.remove()
 
 
-def _supervise(options: WorkerOptions, heartbeat: HeartbeatFile | None) -> int:
+def _supervise(options: WorkerOptions, stop: Stop, heartbeat: HeartbeatFile | None) -> int:
     close_before_fork()
 
-    def work(number: int, parent: ChildEnd) -> int:
+    def work(number: int, parent: ChildEnd, stop: Stop) -> int:
         named = replace(options, name=f"{options.name}/{number + 1}")
-        return _work(named, owns_process=True, parent=parent)
+        return _work(named, stop, owns_process=True, parent=parent)
 
     limits = Limits(
         # Of a child that was silent for a whole lease no job is its own any more.
@@ -78,39 +78,33 @@ def _supervise(options: WorkerOptions, heartbeat: HeartbeatFile | None) -> int:
         stop=float(settings.SHUTDOWN_SECONDS) + float(settings.TIMEOUT_GRACE_SECONDS),
     )
     bounded = options.max_jobs is not None
-    return Supervisor(options.processes, work, limits, bounded=bounded, heartbeat=heartbeat).run()
+    supervisor = Supervisor(options.processes, work, limits, bounded=bounded, heartbeat=heartbeat)
+    return supervisor.run(stop)
 
 
 def _work(
     options: WorkerOptions,
+    stop: Stop,
     *,
     owns_process: bool,
     parent: ChildEnd | None = None,
     heartbeat: HeartbeatFile | None = None,
 ) -> int:
     worker = Worker(options, owns_process=owns_process, parent=parent, heartbeat_file=heartbeat)
+    stop.hand_to(worker.stop)
     if options.reload:
-        return _work_and_reload(worker, owns_process=owns_process)
-    with stop_on_signal(worker.stop):
-        if parent is not None:
-            parent.watch(worker.stop)
-        return worker.run()
+        return _work_and_reload(worker, stop, owns_process=owns_process)
+    if parent is not None:
+        parent.watch(stop.ask)
+    return worker.run()
 
 
-def _work_and_reload(worker: Worker, *, owns_process: bool) -> int:
+def _work_and_reload(worker: Worker, stop: Stop, *, owns_process: bool) -> int:
     if not owns_process:
         raise InvalidOptions("--reload works on the command line only: it replaces the process.")
-    signalled = threading.Event()
     reloading = Reloading()
     reloading.watch(worker.stop)
-
-    def stop() -> None:
-        signalled.set()
-        worker.stop()
-
-    with stop_on_signal(stop):
-        code = worker.run()
-        return code if signalled.is_set() else reloading.begin_again(code, signalled.is_set)
+    return reloading.begin_again(worker.run(), stop)
 
 
 def _refuse_transaction(alias: str) -> None:
@@ -126,19 +120,32 @@ def _refuse_transaction(alias: str) -> None:
         raise InvalidOptions(sentence) from None
 
 
-def _when_database_answers(alias: str, check: Callable[[], None]) -> None:
-    """Wait a restart of the database out, as the worker does later on (4.8)."""
+def _when_database_answers(options: WorkerOptions, stop: Stop) -> bool:
+    """Check what it says; wait a restart of it out, as the worker does later on (4.8).
+
+    Gives False if a stop was asked for meanwhile.
+    """
     failures = 0
-    while True:
+    while not stop.is_asked():
         try:
-            return check()
+            _check_database(options)
+            break
         except (DatabaseError, InterfaceError) as error:
-            if not is_transient(alias, error):
+            if not is_transient(options.alias, error):
                 raise
             failures += 1
             logger.warning("the start waits for the database: %s", type(error).__name__)
             clean()
-            time.sleep(backoff(failures))
+            stop.wait(backoff(failures))
+    return not stop.is_asked()
+
+
+def _check_database(options: WorkerOptions) -> None:
+    _refuse_transaction(options.alias)
+    with own(options.alias, patient=options.until_idle):
+        require_migrations(options.alias)
+        if options.schedules:
+            _require_adopted(options.alias)
 
 
 def _require_adopted(alias: str) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from .loop import KILLED
@@ -14,17 +15,63 @@ from .loop import KILLED
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-@contextmanager
-def stop_on_signal(
-    stop: Callable[[], None], *, end_now: Callable[[], None] = lambda: None
-) -> Iterator[None]:
-    """Call ``stop`` on SIGTERM or SIGINT; exit at once with code 5 on the second (4.7).
+class Stop:
+    """That a stop was asked for, also before there is anybody whom it could be told.
 
-    ``end_now`` comes before that exit. Does nothing outside the main thread, where Python
-    allows no handlers.
+    ``ask()`` may be called from any thread, from a signal handler, and more than once.
     """
+
+    def __init__(self) -> None:
+        self._asked = False
+        self._tell: Callable[[], None] = lambda: None
+        self._end_now: Callable[[], None] = lambda: None
+        # Put to, never locked: a signal handler may interrupt the very thread that waits.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_asked(self) -> bool:
+        return self._asked
+
+    def ask(self) -> None:
+        self._asked = True
+        self._wake.put(None)
+        self._tell()
+
+    def hand_to(
+        self, tell: Callable[[], None], *, end_now: Callable[[], None] = lambda: None
+    ) -> None:
+        """Have ``tell`` called once it is asked for, or at once if it was.
+
+        ``end_now`` comes before the exit by a second signal.
+        """
+        self._end_now = end_now
+        # In this order: whoever asks meanwhile sees the one, or is seen by the other.
+        self._tell = tell
+        if self._asked:
+            tell()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long, or until it is asked for; tell whether it was. For one thread alone."""
+        if not self._asked:
+            with suppress(queue.Empty):
+                self._wake.get(timeout=seconds)
+        return self._asked
+
+    def end_now(self) -> None:
+        """Exit at once with code 5; leases bring the work back."""
+        self._end_now()
+        os._exit(KILLED)
+
+
+@contextmanager
+def stop_on_signal(*, for_good: bool = False) -> Iterator[Stop]:
+    """Give a ``Stop`` that SIGTERM and SIGINT ask for; the second signal exits with 5 (4.7).
+
+    Signals that were held back until now are let through. ``for_good`` leaves the handlers to
+    a process that ends soon. Outside the main thread Python allows none, and no signal asks.
+    """
+    stop = Stop()
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield stop
         return
     received = 0
 
@@ -32,13 +79,31 @@ def stop_on_signal(
         nonlocal received
         received += 1
         if received > 1:
-            end_now()
-            os._exit(KILLED)
-        stop()
+            stop.end_now()
+        stop.ask()
 
     before = {number: signal.signal(number, handle) for number in SIGNALS}
+    mask = _mask("SIG_UNBLOCK", SIGNALS)
+    try:
+        yield stop
+    finally:
+        if not for_good:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            _mask("SIG_SETMASK", mask)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold signals back from a process that is about to change, for its next handlers."""
+    mask = _mask("SIG_BLOCK", SIGNALS)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        _mask("SIG_SETMASK", mask)
+
+
+def _mask(how: str, numbers: Iterable[int]) -> set[int]:
+    """Change this thread's mask and give the one before; Windows has none."""
+    change = getattr(signal, "pthread_sigmask", None)
+    return set() if change is None else set(change(getattr(signal, how), numbers))

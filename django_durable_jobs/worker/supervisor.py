@@ -8,14 +8,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .lifeline import ChildEnd, ParentEnd, lifeline
 from .lifetime import HeartbeatFile
 from .loop import CRASHED, DRAINED, GAVE_UP
-from .signals import SIGNALS, stop_on_signal
+from .signals import Stop, held_back, stop_on_signal
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -27,7 +27,7 @@ SETTLED_SECONDS = 60.0
 RESTART_SECONDS = 0.5
 RESTART_MAX_SECONDS = 30.0
 
-Work = Callable[[int, ChildEnd], int]
+Work = Callable[[int, ChildEnd, Stop], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +90,9 @@ class Supervisor:
     """Fork ``count`` children that each run ``work``; replace the dead until told to stop.
 
     It forks before any connection or thread exists in this process. ``work`` gets the place's
-    number and the line, and gives an exit code. A child that is silent for too long is killed
-    and replaced; one that retires finishes beside its successor. With ``bounded`` work a child
-    that drained has done its part and is not replaced.
+    number, the line and the child's own stop, and gives an exit code. A child that is silent for
+    too long is killed and replaced; one that retires finishes beside its successor. With
+    ``bounded`` work a child that drained has done its part and is not replaced.
     """
 
     def __init__(
@@ -114,20 +114,20 @@ class Supervisor:
         self._told_at = math.inf
         self._worst = DRAINED
 
-    def run(self) -> int:
+    def run(self, stop: Stop) -> int:
         """Work until told to stop and all children have ended; give the exit code that counts."""
-        with stop_on_signal(self.stop, end_now=self._kill_all):
-            while self._is_needed():
-                self._time.tick()
-                if self._stopping:
-                    self._tell_all()
-                for place in self._places:
-                    self._look_after(place)
-                if os.getpid() == 1:
-                    self._reap_orphans()
-                if self._heartbeat is not None and self._is_well():
-                    self._heartbeat.touch()
-                time.sleep(TICK_SECONDS)
+        stop.hand_to(self.stop, end_now=self._kill_all)
+        while self._is_needed():
+            self._time.tick()
+            if self._stopping:
+                self._tell_all()
+            for place in self._places:
+                self._look_after(place)
+            if os.getpid() == 1:
+                self._reap_orphans()
+            if self._heartbeat is not None and self._is_well():
+                self._heartbeat.touch()
+            time.sleep(TICK_SECONDS)
         return self._worst
 
     def stop(self) -> None:
@@ -214,8 +214,9 @@ class Supervisor:
         return pause
 
     def _start(self, place: Place) -> None:
-        # A signal handler that ran in the child between here and there would be our own.
-        with _signals_held_back():
+        # A signal handler that ran in the child between here and there would be our own. What is
+        # sent to the child meanwhile waits for its own.
+        with held_back():
             if self._stopping:
                 return
             ours, theirs = lifeline()
@@ -260,26 +261,14 @@ def _kill(child: Child) -> None:
         os.kill(child.pid, signal.SIGKILL)
 
 
-@contextmanager
-def _signals_held_back() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _run_child(work: Work, number: int, theirs: socket.socket, others: list[ParentEnd]) -> None:
     """Run in the child and leave without the parent's clean-up."""
     code = CRASHED
     try:
-        # Nothing is lost by it: whoever signals us so early signals the parent too.
-        for one in SIGNALS:
-            signal.signal(one, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        for other in others:
-            other.close()
-        code = work(number, ChildEnd(theirs))
+        with stop_on_signal() as stop:
+            for other in others:
+                other.close()
+            code = work(number, ChildEnd(theirs), stop)
     except BaseException:
         logger.exception("worker process crashed")
     finally:

@@ -30,9 +30,11 @@ def start_worker(child_environment: dict[str, str], tmp_path: Path) -> Iterator[
         *arguments: str,
         durable_jobs: dict[str, Any] = QUICK,
         variables: dict[str, str] | None = None,
+        module: str = "django",
     ) -> Process:
         environment = environment_with(child_environment, durable_jobs, **(variables or {}))
-        process = Process(environment, list(arguments), tmp_path / f"worker-{len(started)}.log")
+        log = tmp_path / f"worker-{len(started)}.log"
+        process = Process(environment, list(arguments), log, module=module)
         started.append(process)
         return process
 

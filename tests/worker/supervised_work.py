@@ -21,6 +21,7 @@ import django
 django.setup()
 
 from django_durable_jobs.worker.lifeline import ChildEnd  # noqa: E402
+from django_durable_jobs.worker.signals import Stop, stop_on_signal  # noqa: E402
 from django_durable_jobs.worker.supervisor import Limits, Supervisor  # noqa: E402
 
 LIMITS = Limits(silence=2.0, stop=0.3, last_silence=0.5, last=1.5)
@@ -124,12 +125,13 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     work = WORK[sys.argv[2]]
 
-    def noted(number: int, parent: ChildEnd) -> int:
+    def noted(number: int, parent: ChildEnd, stop: Stop) -> int:
         with (FOLDER / "starts").open("a") as starts:
             starts.write(f"{number} {os.getpid()} {time.monotonic()}\n")
         return work(number, parent)  # type: ignore[operator, no-any-return]
 
-    return Supervisor(int(sys.argv[3]), noted, LIMITS).run()
+    with stop_on_signal() as stop:
+        return Supervisor(int(sys.argv[3]), noted, LIMITS).run(stop)
 
 
 if __name__ == "__main__":

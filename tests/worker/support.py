@@ -73,11 +73,13 @@ class Gate:
 class Process:
     """One ``runjobs`` process."""
 
-    def __init__(self, environment: dict[str, str], arguments: list[str], log: Path) -> None:
+    def __init__(
+        self, environment: dict[str, str], arguments: list[str], log: Path, module: str = "django"
+    ) -> None:
         self.log = log
         with log.open("wb") as output:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "django", "runjobs", *arguments],
+                [sys.executable, "-m", module, "runjobs", *arguments],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

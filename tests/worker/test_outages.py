@@ -118,8 +118,15 @@ def test_a_start_waits_for_the_database(start_worker: StartWorker) -> None:
     closed = Proxy(port)
     closed.close()
     url = os.environ["DATABASE_URL"].replace(f":{port}/", f":{closed.port}/")
-    worker = start_worker("--processes=0", variables={"DATABASE_URL": url})
-    until(lambda: "the start waits for the database" in worker.output(), "the wait")
+    worker, other = (
+        start_worker(f"--processes={number}", variables={"DATABASE_URL": url}) for number in (0, 1)
+    )
+    for one in (worker, other):
+        until(lambda one=one: "the start waits for the database" in one.output(), "the wait")
+    # A signal ends the wait as it ends all else.
+    other.send()
+    assert other.ends() == 0, other.output()
+    assert "Worker " not in other.output()
     opened = Proxy(port, listen=closed.port)
     until(lambda: "Worker " in worker.output(), "the start")
     worker.send()

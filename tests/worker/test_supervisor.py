@@ -127,7 +127,7 @@ def test_children_that_end_are_replaced_after_growing_pauses(
 
 
 def test_the_pause_is_bounded_and_forgotten_by_a_child_that_lived() -> None:
-    supervisor = Supervisor(1, lambda number, parent: 0, Limits(silence=1, stop=1))
+    supervisor = Supervisor(1, lambda number, parent, stop: 0, Limits(silence=1, stop=1))
     (place,) = supervisor._places
     ours, theirs = lifeline()
     child = Child(pid=0, line=ours, born=0, heard=0)

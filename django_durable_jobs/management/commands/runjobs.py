@@ -13,6 +13,7 @@ from ...worker.log import FORMATS, show_log
 from ...worker.loop import BAD_OPTIONS, DRAINED, GAVE_UP, MIGRATIONS_MISSING
 from ...worker.options import InvalidOptions, MigrationsMissing, WorkerOptions, build_options
 from ...worker.run import run_worker
+from ...worker.signals import Stop, stop_on_signal
 
 
 class Command(BaseCommand):
@@ -63,7 +64,9 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         hide_log = show_log(self._write_line, options["verbosity"], options["log_format"])
         try:
-            code = self._run(options)
+            # Before all else: a signal during the start is obeyed as a later one is.
+            with stop_on_signal(for_good=self._owns_process) as stop:
+                code = self._run(options, stop)
         except InvalidOptions as error:
             raise CommandError(str(error), returncode=BAD_OPTIONS) from error
         except MigrationsMissing as error:
@@ -75,7 +78,7 @@ class Command(BaseCommand):
         if code != DRAINED:
             sys.exit(code)
 
-    def _run(self, options: dict[str, Any]) -> int:
+    def _run(self, options: dict[str, Any], stop: Stop) -> int:
         asked = build_options(
             database=options["database"],
             name=options["name"],
@@ -97,6 +100,7 @@ class Command(BaseCommand):
             asked,
             owns_process=self._owns_process,
             started=lambda one: self._banner(one, verbosity),
+            stop=stop,
         )
 
     @property
