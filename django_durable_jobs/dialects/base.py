@@ -228,6 +228,14 @@ class Dialect(abc.ABC):
         return isinstance(error, DatabaseError | InterfaceError) and self.is_transient(error)
 
     @abc.abstractmethod
+    def refusal(self, error: BaseException) -> str | None:
+        """Give the code by which the database lets nobody in who comes like this, None for no such.
+
+        It does not pass: another password, name or permission is needed. For the start of a
+        worker, since it may ask the database again, for ten seconds at most.
+        """
+
+    @abc.abstractmethod
     def is_conflict(self, error: BaseException) -> bool:
         """Tell a deadlock's victim or a serialization failure."""
 

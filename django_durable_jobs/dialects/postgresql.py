@@ -16,6 +16,7 @@ from ..clock import replaced
 from ..exceptions import LockTimeout
 from ..transactions import in_test_wrapper
 from ._listening import CHANNEL, Listener, PostgreSQLListener
+from ._refusals import refusal_codes
 from .base import (
     ATTEMPTS,
     JOBS,
@@ -42,6 +43,9 @@ _TRANSIENT = frozenset(
     {"57P01", "57P02", "57P03", "57P04", "57P05", "57014", "25006", "25P03"}
     | {"53100", "53200", "53300"}
 )
+
+# Classes: authorization, no such database, what a role or the startup packet may not do.
+_REFUSALS = ("28", "3D", "42501", "42704", "22023")
 
 # What an UPDATE takes that changes no key. FOR UPDATE would also wait for (or pass over) rows
 # that a foreign key of the host locks: a long transaction that references a job would lose it.
@@ -229,6 +233,18 @@ class PostgreSQL(Dialect):
             return True
         # A connection that broke or was refused has no SQLSTATE.
         return state.startswith("08") or (isinstance(error, OperationalError) and not state)
+
+    def refusal(self, error: BaseException) -> str | None:
+        cause = error.__cause__ or error
+        failed = getattr(cause, "pgconn", None)
+        codes = [state] if (state := _sqlstate(error)) else []
+        if not codes and isinstance(error, OperationalError) and failed is not None:
+            # The server asks for a password, and there is none to send.
+            codes = ["28P01"] if failed.needs_password else refusal_codes(failed)
+        # With several hosts each of those that answer must refuse.
+        if codes and all(code.startswith(_REFUSALS) for code in codes):
+            return f"SQLSTATE {codes[-1]}"
+        return None
 
     def is_conflict(self, error: BaseException) -> bool:
         return _sqlstate(error) in _CONFLICTS

@@ -54,6 +54,9 @@ _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 # A full or failing disk may come back: what waits to be written is not given up for it.
 _TRANSIENT = _BUSY | {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR}
 
+# No such folder, no permission, not a database.
+_REFUSALS = {sqlite3.SQLITE_CANTOPEN: "SQLITE_CANTOPEN", sqlite3.SQLITE_NOTADB: "SQLITE_NOTADB"}
+
 
 def _errorcode(error: BaseException) -> int:
     cause = error.__cause__ or error
@@ -254,6 +257,9 @@ class SQLite(Dialect):
 
     def is_transient(self, error: BaseException) -> bool:
         return _errorcode(error) in _TRANSIENT or isinstance(error, InterfaceError)
+
+    def refusal(self, error: BaseException) -> str | None:
+        return _REFUSALS.get(_errorcode(error))
 
     def is_conflict(self, error: BaseException) -> bool:
         return False

@@ -11,6 +11,7 @@ from dataclasses import replace
 from django.db import DatabaseError, InterfaceError, connections
 
 from ..conf import settings
+from ..dialects import dialect_for
 from ..dialects.base import refuse_open_transaction
 from ..exceptions import InvalidSchedule, TransactionActive
 from ..schedules.cursors import require_adopted
@@ -123,7 +124,8 @@ def _refuse_transaction(alias: str) -> None:
 def _when_database_answers(options: WorkerOptions, stop: Stop) -> bool:
     """Check what it says; wait a restart of it out, as the worker does later on (4.8).
 
-    Gives False if a stop was asked for meanwhile.
+    Gives False if a stop was asked for meanwhile. Raises ``InvalidOptions`` where the database
+    refuses whoever comes with these settings, which does not pass.
     """
     failures = 0
     while not stop.is_asked():
@@ -131,13 +133,27 @@ def _when_database_answers(options: WorkerOptions, stop: Stop) -> bool:
             _check_database(options)
             break
         except (DatabaseError, InterfaceError) as error:
+            clean()
+            _refuse_if_refused(options.alias, error)
             if not is_transient(options.alias, error):
                 raise
             failures += 1
-            logger.warning("the start waits for the database: %s", type(error).__name__)
-            clean()
+            logger.warning("the start waits for the database: %s", _first_line(error))
             stop.wait(backoff(failures))
     return not stop.is_asked()
+
+
+def _refuse_if_refused(alias: str, error: Exception) -> None:
+    code = dialect_for(alias).refusal(error)
+    if code is not None:
+        raise InvalidOptions(
+            f'database "{alias}" does not let this worker in: {_first_line(error)} ({code})'
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    """Give the driver's own sentence: it names host, role and database, and no password."""
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _check_database(options: WorkerOptions) -> None:
