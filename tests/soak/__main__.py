@@ -8,7 +8,6 @@ At the end all is let go; every job must end, and ``history`` judges. A seed rep
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -68,7 +67,7 @@ class Siege:
             time.sleep(self.draw.uniform(0.2, 1.2))
 
     def submit(self, count: int) -> None:
-        from tests.soak.jobs import Work, work
+        from tests.testapp.jobs import Work, work
 
         for _ in range(count):
             name = f"job-{len(self.submitted)}"
@@ -154,15 +153,14 @@ class Siege:
     def judge(self) -> list[str]:
         from django_durable_jobs.models import JobAttempt
 
-        from .history import effects_of, violations
+        from .history import effects_in, violations
 
-        lines = [json.loads(line) for line in self.effects.read_text().splitlines()]
         return violations(
             self.submitted,
             self.cancelled,
             self.jobs.all(),
             JobAttempt.objects.order_by("job_id", "number"),
-            effects_of(lines),
+            effects_in(self.effects),
         )
 
 

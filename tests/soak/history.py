@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
 
 from django_durable_jobs import states
 from django_durable_jobs.models import Job, JobAttempt
@@ -94,5 +95,6 @@ def _of_order(attempts: Sequence[JobAttempt], of_token: dict[str, list[Effect]])
             yield f"attempt {later.number} began while {earlier.number} ran under its lease"
 
 
-def effects_of(lines: Iterable[dict[str, Any]]) -> list[Effect]:
-    return [Effect(**line) for line in lines]
+def effects_in(file: Path) -> list[Effect]:
+    """Read what the handlers of ``testapp.work`` have noted."""
+    return [Effect(**json.loads(line)) for line in file.read_text().splitlines()]

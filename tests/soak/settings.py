@@ -1,9 +1,7 @@
-"""The suite's settings with the soak's handlers, short leases and an impatient shutdown."""
+"""The suite's settings with short leases and an impatient shutdown."""
 
 from tests.settings import *  # noqa: F403
-from tests.settings import INSTALLED_APPS
 
-INSTALLED_APPS = [*INSTALLED_APPS, "tests.soak"]
 DURABLE_JOBS = {
     "LEASE_SECONDS": 3,
     "POLL_SECONDS": 0.2,

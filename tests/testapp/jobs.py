@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import time
 import warnings
 from dataclasses import dataclass
@@ -133,6 +134,37 @@ def holding(ctx: JobContext, payload: Gate) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute("SELECT 1")
         gated(ctx, payload)
+
+
+@dataclass
+class Work:
+    """``seconds`` to take, whether to look at ``ctx.check()`` meanwhile, how often to fail."""
+
+    effects: str
+    seconds: float
+    obedient: bool
+    failures: float
+
+    def note(self, ctx: JobContext, what: str) -> None:
+        """Say in a file, past every database, what this attempt does now."""
+        line = {"what": what, "job": ctx.job_id, "token": ctx.token, "at": time.monotonic()}
+        with open(self.effects, "ab", buffering=0) as file:
+            file.write(f"{json.dumps(line)}\n".encode())
+
+
+@job("testapp.work", max_attempts=30)
+def work(ctx: JobContext, payload: Work) -> str:
+    payload.note(ctx, "begin")
+    end = time.monotonic() + payload.seconds
+    while time.monotonic() < end:
+        if payload.obedient:
+            ctx.check()
+        time.sleep(0.01)
+    payload.note(ctx, "end")
+    # One draw for each attempt, whichever process runs it.
+    if random.Random(ctx.token).random() < payload.failures:
+        raise ValueError("as it was told")
+    return ctx.token
 
 
 def add(account: str, amount: int) -> None:

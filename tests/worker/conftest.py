@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,12 @@ def gate(tmp_path: Path) -> Gate:
 
 @pytest.fixture
 def start_worker(child_environment: dict[str, str], tmp_path: Path) -> Iterator[StartWorker]:
-    """Start ``runjobs`` with arguments; ``durable_jobs`` are its settings.
+    """Start ``runjobs`` with arguments, from any thread; ``durable_jobs`` are its settings.
 
     The processes and their children are gone when the test is over.
     """
     started: list[Process] = []
+    numbers = count()
 
     def start(
         *arguments: str,
@@ -33,7 +35,7 @@ def start_worker(child_environment: dict[str, str], tmp_path: Path) -> Iterator[
         module: str = "django",
     ) -> Process:
         environment = environment_with(child_environment, durable_jobs, **(variables or {}))
-        log = tmp_path / f"worker-{len(started)}.log"
+        log = tmp_path / f"worker-{next(numbers)}.log"
         process = Process(environment, list(arguments), log, module=module)
         started.append(process)
         return process
