@@ -386,7 +386,7 @@ def _joined(
 ) -> Iterable[Job]:
     given, params = dialect_for(alias).rows(columns, list(dict.fromkeys(map(tuple, values))))
     match = " AND ".join(f"j.{name} = g.{name}" for name in columns)
-    columns_read = columns_of(Job, "j", alias)
+    columns_read = columns_of(Job._meta.concrete_fields, "j", alias)
     sql = f"SELECT {columns_read} FROM {JOBS} j JOIN ({given}) AS g ON {match}{condition}"
     found: Iterable[Job] = Job.objects.using(alias).raw(sql, params)
     return found

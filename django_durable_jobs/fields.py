@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -133,9 +134,8 @@ class JSONTextField(_Readable, _TextField):
         return self.value_from_object(obj)
 
 
-def columns_of(model: type[models.Model], row: str, alias: str) -> str:
-    """Write the columns of ``row`` for a raw query of whole rows, each as its field reads it."""
-    fields = model._meta.concrete_fields
+def columns_of(fields: Iterable[models.Field[Any, Any]], row: str, alias: str) -> str:
+    """Write the columns of ``row`` for a raw query of models, each as its field reads it."""
     undecoded = dialect_for(alias).undecoded
     return ", ".join(
         f"{undecoded(f'{row}.{field.column}')} AS {field.column}"

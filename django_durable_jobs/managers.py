@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 
 from .conf import settings
+from .pages import SCOPED, Page, read_page
 
 if TYPE_CHECKING:
     from .models import Job
@@ -20,7 +21,37 @@ class JobQuerySet(models.QuerySet["Job"]):
     def in_scope(self, scope: str) -> JobQuerySet:
         from .submission import scope_digest
 
-        return self.filter(scope_hash=scope_digest(scope))
+        found = self.filter(scope_hash=scope_digest(scope))
+        return found.filter(SCOPED) if scope else found
+
+    def page(
+        self,
+        *,
+        scope: str | None = None,
+        handler: str | None = None,
+        status: str | None = None,
+        after: str | None = None,
+        limit: int = 25,
+        max_bytes: int = 262_144,
+    ) -> Page:
+        """Read jobs page by page, the newest (the highest id) first (CONTRACT 3.11).
+
+        Gives ``jobs``, at most ``limit`` (1 to 100) and as many as hold at most ``max_bytes``
+        (1 to 1,048,576) together, and ``next_cursor``: the ``after`` of the next page, ``None``
+        at the end. Bytes are those of the long columns that are read: payload, checkpoint,
+        result, error summary and traceback, but for what ``defer()`` leaves out.
+
+        One page looks through at most 100,000 ids for a handler, or for a status other than
+        ``running``, ``blocked``, ``failed``, ``cancelled`` and ``interrupted``; so it may hold
+        few jobs or none and have a ``next_cursor`` all the same.
+
+        Raises ``ValueError`` for values out of range, and where not even one job fits;
+        ``InvalidCursor`` for an ``after`` that is no cursor of this query.
+        """
+        jobs = self if scope is None else self.in_scope(scope)
+        return read_page(
+            jobs, handler=handler, status=status, after=after, limit=limit, max_bytes=max_bytes
+        )
 
 
 class DurableManager(models.Manager[Any]):

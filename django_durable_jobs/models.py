@@ -15,6 +15,7 @@ from django.utils.translation import gettext_lazy as _
 from . import states
 from .fields import InstantField, JSONTextField, ReadableCharField, ReadableTextField
 from .managers import DurableManager, JobManager
+from .pages import NEEDS_ATTENTION, SCOPED
 from .submission import PRIORITY_MAX, PRIORITY_MIN
 
 if TYPE_CHECKING:
@@ -170,15 +171,14 @@ class Job(models.Model):
             ),
             models.Index(
                 fields=["status", "-id"],
-                condition=Q(
-                    status__in=[
-                        states.BLOCKED,
-                        states.FAILED,
-                        states.CANCELLED,
-                        states.INTERRUPTED,
-                    ]
-                ),
+                condition=NEEDS_ATTENTION,
                 name="durable_job_attention",
+            ),
+            # Not those of the empty scope, which are all of them where no scopes are used.
+            models.Index(
+                fields=["scope_hash", "-id"],
+                condition=SCOPED,
+                name="durable_job_scope",
             ),
         ]
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 from django.db import DatabaseError, connections
+from django.test.utils import CaptureQueriesContext
 
-from django_durable_jobs import job
+from django_durable_jobs import job, pages
 from django_durable_jobs.models import Job, JobAttempt, OperatorAction, QueuePause
 from django_durable_jobs.testing import FakeClock, drain
 from django_durable_jobs.transitions import pruning, workers
@@ -59,7 +60,7 @@ def answer(*arguments: str, code: int = 0) -> Any:
 
 
 def ids(*arguments: str) -> list[int]:
-    return [one["id"] for one in answer("list", *arguments)]
+    return [one["id"] for one in answer("list", *arguments)["jobs"]]
 
 
 def test_list_filters_and_pages_and_shows_no_payload() -> None:
@@ -67,8 +68,12 @@ def test_list_filters_and_pages_and_shows_no_payload() -> None:
     failed = saved(status="failed", scope="a", error_category="timeout", **ENDED)
     everything = [one.pk for one in (*jobs, failed)][::-1]
     assert ids() == everything
-    assert ids("--limit=2") == everything[:2]
-    assert ids("--limit=2", f"--before={everything[1]}") == everything[2:4]
+    page = answer("list", "--limit=2")
+    assert [one["id"] for one in page["jobs"]] == everything[:2]
+    after = f"--after={page['next_cursor']}"
+    assert ids("--limit=2", after) == everything[2:4]
+    assert answer("list", "--limit=3", after)["next_cursor"] is None
+    assert run("list", "--limit=2")[1].endswith(f"More: {after}\n")
     assert ids("--status=failed") == ids("--scope=a") == [failed.pk]
     assert ids("--queue=mails", "--handler=tests.rows") == [jobs[3].pk, jobs[1].pk]
     assert ids("--queue=none") == []
@@ -77,6 +82,30 @@ def test_list_filters_and_pages_and_shows_no_payload() -> None:
     assert "secret" not in text + json.dumps(answer("list"))
     assert "timeout" in text
     assert run("list", "--queue=none") == (0, "No jobs.\n")
+    for told, *wrong in (
+        ("limit must be a whole number from 1 to 100", "--limit=101"),
+        ("no cursor of this query", after, "--status=failed"),
+        ("no cursor of this query", "--after=x"),
+        ("queue must have 1 to 100 characters", "--queue="),
+        ("scope must have 0 to 200 characters", f"--scope={'x' * 201}"),
+    ):
+        with pytest.raises(CommandError, match=told):
+            run("list", *wrong)
+
+
+def test_list_stays_within_the_bounds_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that are far too large for a page it reads the small columns alone."""
+    rare = saved(handler="rare", payload="x" * 1_100_000)
+    jobs = [saved(payload="x" * 1_100_000) for _ in range(3)]
+    assert ids() == [one.pk for one in (rare, *jobs)][::-1]
+    with CaptureQueriesContext(connections["default"]) as queries:
+        run("list")
+    assert not any("payload" in one["sql"] for one in queries)
+    monkeypatch.setattr(pages, "WALKED", 2)
+    monkeypatch.setattr("django_durable_jobs.management.jobs.moves.WALKED", 2)
+    code, text = run("list", "--handler=rare")
+    assert (code, text.splitlines()[0]) == (0, "No jobs among the next 2.")
+    assert ids("--handler=rare", text.split("More: ")[1].strip()) == [rare.pk]
 
 
 def test_show_tells_all_of_a_job_by_number_or_identity() -> None:

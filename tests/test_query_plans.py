@@ -9,13 +9,14 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_jobs import job
+from django_durable_jobs import job, pages
 from django_durable_jobs.clock import host_now
 from django_durable_jobs.dialects.base import ATTEMPTS, JOBS, Lane
 from django_durable_jobs.handlers import registry
@@ -88,7 +89,11 @@ def insert(count: int, *, lane: Lane = LANE, **columns: Any) -> None:
 
 def fill() -> None:
     now = host_now()
+    # The oldest jobs are one scope's.
+    mine = {"scope": "'tenant'", "scope_hash": f"'{scope_digest('tenant')}'"}
+    insert(1000, status="'succeeded'", finished_at=f"{now - HOUR} + n", **mine)
     insert(ROWS, status="'succeeded'", finished_at=f"{now - HOUR} + n")
+    insert(DUE, status="'failed'", finished_at=f"{now - HOUR} + n")
     # Due later, and before everything else once it is.
     insert(ROWS, status="'scheduled'", priority="100", run_at=f"{now + HOUR} + n")
     insert(DUE, lane=SIDE_LANES[0], status="'scheduled'", run_at=f"{now - HOUR} + n")
@@ -342,3 +347,33 @@ def test_every_lane_is_found_once() -> None:
     assert found() == [lane for lane in expected if lane.queue == "b"]
     Job.objects.filter(queue="b").delete()
     assert found() == []
+
+
+# Pages of jobs ----------------------------------------------------------------------------------
+
+# What is asked for, and the index that SQLite must take; PostgreSQL chooses by its statistics.
+PAGES: list[tuple[dict[str, str], str]] = [
+    ({}, ""),
+    ({"scope": "tenant"}, "durable_job_scope"),
+    ({"status": "failed"}, "durable_job_attention"),
+    ({"status": "running"}, "durable_job_running"),
+    ({"status": "succeeded"}, ""),
+    ({"status": "queued"}, ""),
+    ({"handler": "plans.none"}, ""),
+    ({"scope": "tenant", "handler": "plans.none"}, "durable_job_scope"),
+    ({"status": "failed", "handler": "plans.none"}, "durable_job_attention"),
+]
+
+
+@pytest.mark.parametrize(("asked", "index"), PAGES, ids=str)
+def test_a_page_reads_few_rows_beside_any_number(
+    volume: str, asked: dict[str, str], index: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "WALKED", 1000)
+    for after in (None, Job.objects.page(**asked).next_cursor):
+        read = partial(Job.objects.page, after=after, **asked)
+        plans = [plan(sql) for sql in statements(read)]
+        assert not any(re.search(rf"Seq Scan on {JOBS}\b", text) for text in plans), plans
+        if connection.vendor == "sqlite":
+            assert any(index in text for text in plans), "\n\n".join(plans)
+        assert rows_read(read) < LIMIT, "\n\n".join(plans)

@@ -5,11 +5,14 @@ SQLite stores any bytes as text. PostgreSQL refuses them, so there only the read
 
 from __future__ import annotations
 
+import io
+import json
 import logging
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.core.management import call_command
 from django.db import connection, models
 from django.db.models import Count, Exists, Max, OuterRef, Subquery
 from django.test import Client
@@ -118,6 +121,27 @@ def test_every_way_of_the_orm_reads_none(
     assert {record.levelno for record in caplog.records} == {logging.WARNING}
     related = Job.objects.prefetch_related("attempts").order_by("id")
     assert [one.attempts.all()[0].job_id for one in related] == [whole.pk, broken.pk]
+
+
+@only_sqlite
+def test_pages_hold_unreadable_jobs_like_others(count: Handler[..., Any]) -> None:
+    first, broken, last = (count.submit() for _ in range(3))
+    drain()
+    columns = text_columns(Job)
+    damage(broken, *columns)
+    page = Job.objects.page(max_bytes=100)
+    assert page.jobs == [last, broken, first]
+    assert {name: getattr(page.jobs[1], name) for name in columns} == dict.fromkeys(columns)
+    assert Job.objects.page(limit=2).jobs == [last, broken]
+    assert Job.objects.page(status="succeeded").jobs == [last, broken, first]
+    assert Job.objects.page(handler="unreadable.count").jobs == [last, first]
+    out = io.StringIO()
+    call_command("jobs", "list", "--json", stdout=out)
+    listed = json.loads(out.getvalue())["jobs"]
+    assert [one["id"] for one in listed] == [last.pk, broken.pk, first.pk]
+    assert listed[1]["handler"] is None
+    call_command("jobs", "list", stdout=out)
+    assert "None" in out.getvalue()
 
 
 @only_sqlite

@@ -198,6 +198,10 @@ class Dialect(abc.ABC):
         """
         return column
 
+    def octets(self, column: str) -> str:
+        """Give an expression for the number of bytes that a text column holds; 0 for NULL."""
+        return f"CAST(COALESCE(octet_length({column}), 0) AS bigint)"
+
     def claimable(self, row: str) -> str:
         """Give the condition of the claim's index over a job row, in words that match it."""
         return f"{row}.status = 'queued' AND NOT {row}.limit_waiting"

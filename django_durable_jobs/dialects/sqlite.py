@@ -243,6 +243,12 @@ class SQLite(Dialect):
         # SQLite holds any bytes as text, and one such value would fail the whole query.
         return f"CAST({column} AS BLOB)"
 
+    def octets(self, column: str) -> str:
+        if sqlite3.sqlite_version_info >= (3, 43):
+            return super().octets(column)
+        # One value after the other is read, inside the database.
+        return f"COALESCE(length(CAST({column} AS BLOB)), 0)"
+
     def claimable(self, row: str) -> str:
         # A partial index serves only where its very words stand, and Django wrote "NOT"
         # into this one before 6.1, "= 0" since.

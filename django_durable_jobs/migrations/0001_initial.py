@@ -289,10 +289,24 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         condition=models.Q(
-                            ("status__in", ["blocked", "failed", "cancelled", "interrupted"])
+                            models.Q(("status", "scheduled"), _negated=True),
+                            models.Q(("status", "queued"), _negated=True),
+                            models.Q(("status", "running"), _negated=True),
+                            models.Q(("status", "succeeded"), _negated=True),
                         ),
                         fields=["status", "-id"],
                         name="durable_job_attention",
+                    ),
+                    models.Index(
+                        condition=models.Q(
+                            (
+                                "scope_hash",
+                                "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+                            ),
+                            _negated=True,
+                        ),
+                        fields=["scope_hash", "-id"],
+                        name="durable_job_scope",
                     ),
                 ],
                 "constraints": [

@@ -12,6 +12,7 @@ from django.db.models import Count
 from ... import states
 from ...exceptions import DurableJobsError
 from ...models import Job, JobAttempt
+from ...pages import LIMIT_MAX, WALKED, read_page
 from ...redaction import shown_parts
 from ...transitions.operators import Done, recorded
 from ...transitions.pruning import prune
@@ -20,38 +21,46 @@ from .base import Options, Subcommand, operator, shown, table
 
 LISTED = ("id", "status", "handler", "queue", "job_id", "scope", "attempt_count", "run_at")
 LONG = ("created_at", "finished_at", "error_category", "error_summary")
-LIMIT = 1000
 
 
-def _list(alias: str, options: Options) -> list[dict[str, Any]]:
-    jobs = Job.objects.using(alias).order_by("-id")
-    for name in ("status", "queue", "handler"):
-        if options[name] is not None:
-            jobs = jobs.filter(**{name: options[name]})
+def _list(alias: str, options: Options) -> dict[str, Any]:
+    jobs = Job.objects.using(alias).only(*LISTED, *LONG)
     if options["scope"] is not None:
         jobs = jobs.in_scope(options["scope"])
-    if options["before"] is not None:
-        jobs = jobs.filter(id__lt=options["before"])
-    limit = max(1, min(options["limit"], LIMIT))
-    return [_columns(job, LISTED + LONG) for job in jobs.only(*LISTED, *LONG)[:limit]]
+    asked = {name: options[name] for name in ("handler", "queue", "status", "after", "limit")}
+    try:
+        page = read_page(jobs, **asked)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    return {
+        "jobs": [_columns(job, LISTED + LONG) for job in page.jobs],
+        "next_cursor": page.next_cursor,
+    }
 
 
 def _columns(row: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(row, name) for name in names}
 
 
-def _list_lines(found: list[dict[str, Any]]) -> Iterable[str]:
-    if not found:
-        yield "No jobs."
-        return
+def _list_lines(found: dict[str, Any]) -> Iterable[str]:
+    cursor = found["next_cursor"]
+    if found["jobs"]:
+        yield from _job_lines(found["jobs"])
+    else:
+        yield "No jobs." if cursor is None else f"No jobs among the next {WALKED:,}."
+    if cursor is not None:
+        yield f"More: --after={cursor}"
+
+
+def _job_lines(jobs: list[dict[str, Any]]) -> list[str]:
     rows = [["id", "status", "handler", "queue", "attempts", "run at", "ended", "job id", "error"]]
-    for one in found:
+    for one in jobs:
         rows.append(
             [str(one[name]) for name in ("id", "status", "handler", "queue", "attempt_count")]
             + [shown(one["run_at"]), shown(one["finished_at"]), str(one["job_id"])]
             + [one["error_category"] or "-"]
         )
-    yield from table(rows)
+    return table(rows)
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,8 +68,10 @@ def _list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--queue")
     parser.add_argument("--handler")
     parser.add_argument("--scope")
-    parser.add_argument("--before", type=int, metavar="ID", help="Only jobs with smaller ids.")
-    parser.add_argument("--limit", type=int, default=25, help=f"25; at most {LIMIT}.")
+    parser.add_argument(
+        "--after", metavar="CURSOR", help="The next page, as the last one names it."
+    )
+    parser.add_argument("--limit", type=int, default=25, help=f"25; at most {LIMIT_MAX}.")
 
 
 def _show(alias: str, options: Options) -> dict[str, Any]:
