@@ -101,30 +101,17 @@ def check_schedules(**kwargs: Any) -> list[checks.CheckMessage]:
 
 @checks.register(TAG)
 def check_not_built(**kwargs: Any) -> list[checks.CheckMessage]:
-    """W002, W004: ``concurrency=`` or ``PRUNE_AFTER_DAYS`` is given, and nothing acts on it."""
-    if conf.problems():
+    """W004: ``PRUNE_AFTER_DAYS`` is given, and nothing acts on it."""
+    if conf.problems() or conf.settings.PRUNE_AFTER_DAYS is None:
         return []
-    found: list[checks.CheckMessage] = [
+    return [
         checks.Warning(
-            f'Handler "{handler.name}" version {handler.version} declares'
-            f" concurrency={handler.concurrency}, which is not enforced in this version: more of"
-            " its jobs may run at once.",
-            hint="Take a lock of your own in the handler, or serve its queue with one slot.",
-            id="django_durable_jobs.W002",
+            f'{conf.SETTING}["PRUNE_AFTER_DAYS"] is set, and nothing prunes by itself in this'
+            " version: ended jobs stay.",
+            hint=f"Run: manage.py jobs prune --days {conf.settings.PRUNE_AFTER_DAYS:g}",
+            id="django_durable_jobs.W004",
         )
-        for handler in registry.all()
-        if handler.concurrency is not None
     ]
-    if conf.settings.PRUNE_AFTER_DAYS is not None:
-        found.append(
-            checks.Warning(
-                f'{conf.SETTING}["PRUNE_AFTER_DAYS"] is set, and nothing prunes by itself in this'
-                " version: ended jobs stay.",
-                hint=f"Run: manage.py jobs prune --days {conf.settings.PRUNE_AFTER_DAYS:g}",
-                id="django_durable_jobs.W004",
-            )
-        )
-    return found
 
 
 @checks.register(TAG)

@@ -144,13 +144,26 @@ class Handler(Generic[P, R]):
         ``InvalidSubmission`` if the handler's function raises or gives what is neither
         ``None`` nor text of 1 to 200 characters (CONTRACT 3.12).
         """
-        if self.concurrency is None:
-            return None
+        if self.concurrency is not None and callable(self.concurrency_key):
+            return self._key_of_payload(self.concurrency_key, payload)
+        return self.stored_key(None, scope)
+
+    def stored_key(self, key: str | None, scope: str | None) -> str | None:
+        """Give the key of a stored job; one from before there was a limit may have none yet.
+
+        ``None`` for no limit, and where only the payload could tell.
+        """
+        if key is not None or self.concurrency is None or callable(self.concurrency_key):
+            return key
         if self.concurrency_key is None:
             return self.name
-        if isinstance(self.concurrency_key, str):
-            return _scope_key(scope)
-        return self._key_of_payload(self.concurrency_key, payload)
+        return None if scope is None else _scope_key(scope)
+
+    def unkeyed_of(self, scope_hash: str | None) -> str | None:
+        """Tell which jobs without a key count with one: ``""`` all, else those of that scope."""
+        if self.concurrency is None or callable(self.concurrency_key):
+            return None
+        return "" if self.concurrency_key is None else scope_hash
 
     def _key_of_payload(self, function: Callable[[Any], str | None], payload: Any) -> str | None:
         try:

@@ -120,6 +120,11 @@ class Job(models.Model):
                 name="durable_job_finished_terminal",
             ),
             models.CheckConstraint(
+                condition=Q(limit_waiting=False)
+                | Q(status=states.QUEUED, concurrency_key__isnull=False),
+                name="durable_job_waiting_queued",
+            ),
+            models.CheckConstraint(
                 condition=Q(priority__range=(PRIORITY_MIN, PRIORITY_MAX)),
                 name="durable_job_priority_range",
             ),
@@ -156,9 +161,23 @@ class Job(models.Model):
                 condition=Q(status=states.SCHEDULED),
                 name="durable_job_promote",
             ),
-            # By id alone: an index on the lease would make each renewal write index pages.
+            # What a limit counts. Not by lease: each renewal would write index pages.
             models.Index(
-                fields=["id"], condition=Q(status=states.RUNNING), name="durable_job_running"
+                fields=["handler", "concurrency_key", "id"],
+                condition=Q(status=states.RUNNING),
+                name="durable_job_running",
+            ),
+            # Jobs with a key that wait for a claim, those outside of it first or last: who waits
+            # for a place, who is let in, and each key's next.
+            models.Index(
+                "limit_waiting",
+                "handler",
+                "concurrency_key",
+                F("priority").desc(),
+                "run_at",
+                "id",
+                condition=Q(status=states.QUEUED, concurrency_key__isnull=False),
+                name="durable_job_limit",
             ),
             # Almost always empty: waiting rows without executions left (imported, damaged).
             models.Index(

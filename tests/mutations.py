@@ -89,6 +89,7 @@ def _one(name: str, file: str, before: str, after: str, *tests: str) -> Mutant:
 
 
 _P, _S = "dialects/postgresql.py", "dialects/sqlite.py"
+_PC, _SC = "dialects/_postgresql_claim.py", "dialects/_sqlite_claim.py"
 _EARLY = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
 
 POSTGRESQL = [
@@ -112,10 +113,10 @@ POSTGRESQL = [
         ],
         tests=[PAST_THE_LEASE],
     ),
-    _one("the lock", _P, " ORDER BY j.id{_ROW_LOCK} OF j{skip}", " ORDER BY j.id", PAST_THE_LEASE),
+    _one("the lock", _P, " ORDER BY j.id{ROW_LOCK} OF j{skip}", " ORDER BY j.id", PAST_THE_LEASE),
     _one("the lock is skipped", _P, 'skip = "" if wait else " SKIP LOCKED"', 'skip = ""',
          HOLDS_UP_NOBODY),
-    _one("the lock leaves keys alone", _P, '" FOR NO KEY UPDATE"', '" FOR UPDATE"', FOREIGN_KEY),
+    _one("the lock leaves keys alone", _PC, '" FOR NO KEY UPDATE"', '" FOR UPDATE"', FOREIGN_KEY),
     _one("the attempt's job", _P, "JOIN o ON a.job_id = o.id\"", 'JOIN o ON true"', DAMAGED),
     _one("the attempt's token", _P, " AND a.token = o.token", "", DAMAGED),
     _one("the attempt's number", _P, " AND a.number = o.attempt_count", "", DAMAGED),
@@ -130,7 +131,7 @@ POSTGRESQL = [
          "FROM o", DAMAGED),
     _one("an end that is being written is not lost", "worker/heartbeat.py",
          "elif one.ended or one.ctx.completed:", "elif one.ctx.completed:", PAST_ITS_LEASE),
-    _one("a claim's lock", _P, "LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
+    _one("a claim's lock", _PC, "LIMIT {int(limit)}{ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
          OLD_SNAPSHOT),
 ]  # fmt: skip
 

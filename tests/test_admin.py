@@ -123,7 +123,7 @@ def test_scheduled_jobs_are_listed_as_they_fall_due(viewer: Client) -> None:
 
 def test_jobs_at_a_limit_have_a_filter_of_their_own(viewer: Client) -> None:
     saved(job_id="free")
-    saved(job_id="held", limit_waiting=True)
+    saved(job_id="held", limit_waiting=True, concurrency_key="k")
     assert listed(viewer, status__exact="at_limit") == ["held"]
     assert listed(viewer, status__exact="queued") == ["free"]
 

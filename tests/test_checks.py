@@ -164,20 +164,6 @@ def test_a_sqlite_that_is_too_old(monkeypatch: pytest.MonkeyPatch, is_postgres: 
 # Warnings -------------------------------------------------------------------------------------
 
 
-def test_a_limit_that_is_not_enforced_is_told_for_each_handler() -> None:
-    with registry.temporary():
-
-        @job("tests.limited", concurrency=2)
-        def limited(ctx: Any) -> None: ...
-
-        @job("tests.limited", version=2, concurrency=1)
-        def narrower(ctx: Any) -> None: ...
-
-        first, second = ours("django_durable_jobs.W002")
-    assert '"tests.limited" version 1 declares concurrency=2' in first.msg
-    assert "version 2 declares concurrency=1, which is not enforced" in second.msg
-
-
 def test_a_pruning_that_does_not_come_is_told() -> None:
     with override_settings(DURABLE_JOBS={"PRUNE_AFTER_DAYS": 30}):
         [warning] = ours()

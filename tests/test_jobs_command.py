@@ -284,7 +284,7 @@ def test_health_of_the_workers(clock: FakeClock) -> None:
 def test_health_of_the_jobs(clock: FakeClock) -> None:
     saved(run_at=START - timedelta(seconds=100), queue="paused")
     QueuePause.objects.create(queue="paused", paused_at=START)
-    saved(run_at=START - timedelta(seconds=50), limit_waiting=True)
+    saved(run_at=START - timedelta(seconds=50), limit_waiting=True, concurrency_key="k")
     saved(run_at=START - timedelta(seconds=20))
     saved(run_at=START + timedelta(seconds=20), status="scheduled")
     saved(status="running", **LEASE)

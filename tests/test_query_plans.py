@@ -197,7 +197,7 @@ def held() -> list[tuple[int, str]]:
     with connection.cursor() as cursor:
         cursor.execute(
             f"SELECT id, lease_token FROM {JOBS} WHERE status = 'running'"
-            " AND lease_token LIKE 't%' ORDER BY id LIMIT 16"
+            " AND lease_token LIKE 't%' ORDER BY handler, concurrency_key, id LIMIT 16"
         )
         return cursor.fetchall()
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import abc
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from django.db import DatabaseError, InterfaceError, connections
 
@@ -21,6 +21,9 @@ JOBS = "django_durable_jobs_job"
 ATTEMPTS = "django_durable_jobs_jobattempt"
 PAUSES = "django_durable_jobs_queuepause"
 CURSORS = "django_durable_jobs_schedulecursor"
+
+# A ``LimitKey`` as a given row.
+KEY_COLUMNS = {"handler": "text", "key": "text"}
 
 Row = tuple[Any, ...]
 Params = Sequence[Any] | Mapping[str, Any]
@@ -42,6 +45,13 @@ class Lane:
     def capability(self) -> tuple[str, int, str]:
         """What a worker must have to run these jobs."""
         return (self.handler, self.version, self.fingerprint)
+
+
+class LimitKey(NamedTuple):
+    """What a concurrency limit counts: the jobs of a handler that have this key (3.12)."""
+
+    handler: str
+    key: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +153,57 @@ class Dialect(abc.ABC):
         """Claim up to ``limit`` jobs of the lanes in the order of 4.1; give their columns.
 
         ``among`` is a further condition over the job row ``j``.
+        """
+
+    @abc.abstractmethod
+    def pick(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        lease: int,
+        columns: Sequence[str],
+        among: str = "",
+        params: Mapping[str, Any],
+    ) -> list[Row]:
+        """Lock, inside ``own``, up to ``limit`` jobs that ``claim`` would take, in its order.
+
+        ``among`` is a further condition over ``j``, with its ``params``. Gives the columns, text
+        maybe as bytes (``undecoded``).
+        """
+
+    @abc.abstractmethod
+    def claim_picked(
+        self, alias: str, ids: Sequence[int], *, worker: str, lease: int, columns: Sequence[str]
+    ) -> list[Row]:
+        """Claim exactly these jobs, which the open transaction has picked; as ``claim``."""
+
+    @abc.abstractmethod
+    def try_keys(self, alias: str, keys: Collection[LimitKey]) -> set[LimitKey]:
+        """Lock keys to the end of the open transaction; give those that nobody else holds.
+
+        It never waits, so whoever holds rows may try. What they guard is read by a statement
+        that begins after this one (CONTRACT 3.12).
+        """
+
+    @abc.abstractmethod
+    def wait_for_keys(self, alias: str, keys: Collection[LimitKey]) -> None:
+        """Lock keys, each waited for, in one order: only where nothing else is held yet."""
+
+    @abc.abstractmethod
+    def lock_of_keys(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        condition: str,
+        params: Mapping[str, Any],
+    ) -> list[int]:
+        """Lock the first queued jobs of each key in the claim's order; busy ones are passed over.
+
+        Each of the given rows ``g`` has ``handler``, ``key``, and ``places``: how many jobs.
+        ``condition`` is over ``j`` and ``g``. Must run inside a transaction.
         """
 
     @abc.abstractmethod

@@ -6,7 +6,7 @@ BEGIN at READ COMMITTED, the lock timeout for this transaction alone, the statem
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,18 +16,27 @@ from ..clock import replaced
 from ..exceptions import LockTimeout
 from ..transactions import in_test_wrapper
 from ._listening import CHANNEL, Listener, PostgreSQLListener
+from ._postgresql_claim import (
+    ROW_LOCK,
+    claim_statement,
+    of_keys_statement,
+    pick_statement,
+    try_keys_statement,
+    wait_for_keys_statement,
+)
 from ._refusals import refusal_codes
 from .base import (
     ATTEMPTS,
     JOBS,
+    KEY_COLUMNS,
     Dialect,
     FencedMove,
     Lane,
+    LimitKey,
     Params,
     Place,
     Row,
     assignments,
-    in_lane,
     insert_one,
     lane_params,
     lock_timeout_ms,
@@ -46,10 +55,6 @@ _TRANSIENT = frozenset(
 
 # Classes: authorization, no such database, what a role or the startup packet may not do.
 _REFUSALS = ("28", "3D", "42501", "42704", "22023")
-
-# What an UPDATE takes that changes no key. FOR UPDATE would also wait for (or pass over) rows
-# that a foreign key of the host locks: a long transaction that references a job would lose it.
-_ROW_LOCK = " FOR NO KEY UPDATE"
 
 _LOCKED_COLUMNS = (
     "status",
@@ -160,15 +165,53 @@ class PostgreSQL(Dialect):
     ) -> list[Row]:
         now = self.now()
         claimable = self.claimable("j") + (f" AND {among}" if among else "")
-        each = [
-            _lane_statement(f"{in_lane(number)} AND {claimable}", now=now, limit=limit)
-            for number in range(len(lanes))
-        ]
-        picks = " UNION ALL ".join(
-            f"SELECT * FROM ({one}) AS lane{n}" for n, one in enumerate(each)
-        )
-        sql = _claim_statement(picks, now=now, limit=limit, lease=lease, columns=columns)
+        picked = pick_statement(len(lanes), claimable, now=now, limit=limit)
+        sql = claim_statement(picked, now=now, lease=lease, columns=columns)
         return self.run(alias, sql, {**lane_params(lanes), "worker": worker})
+
+    def pick(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        lease: int,
+        columns: Sequence[str],
+        among: str = "",
+        params: Mapping[str, Any],
+    ) -> list[Row]:
+        claimable = self.claimable("j") + (f" AND {among}" if among else "")
+        sql = pick_statement(len(lanes), claimable, now=self.now(), limit=limit, columns=columns)
+        return self.fetch(alias, sql, {**lane_params(lanes), **params})
+
+    def claim_picked(
+        self, alias: str, ids: Sequence[int], *, worker: str, lease: int, columns: Sequence[str]
+    ) -> list[Row]:
+        given, params = self.rows({"id": "bigint"}, [(one,) for one in ids])
+        picked = f"SELECT g.id FROM ({given}) AS g"
+        sql = claim_statement(picked, now=self.now(), lease=lease, columns=columns)
+        return self.fetch(alias, sql, {**params, "worker": worker})
+
+    def try_keys(self, alias: str, keys: Collection[LimitKey]) -> set[LimitKey]:
+        given, params = self.rows(KEY_COLUMNS, list(keys))
+        rows = self.fetch(alias, try_keys_statement(given), params)
+        return {LimitKey(row[0], row[1]) for row in rows if row[2]}
+
+    def wait_for_keys(self, alias: str, keys: Collection[LimitKey]) -> None:
+        given, params = self.rows(KEY_COLUMNS, list(keys))
+        self.fetch(alias, wait_for_keys_statement(given), params)
+
+    def lock_of_keys(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        condition: str,
+        params: Mapping[str, Any],
+    ) -> list[int]:
+        given, given_params = self.rows(columns, values)
+        rows = self.fetch(alias, of_keys_statement(given, condition), {**params, **given_params})
+        return [row[0] for row in rows]
 
     def insert_job(
         self, alias: str, columns: Mapping[str, str], values: Sequence[Any], *, own: bool
@@ -217,13 +260,13 @@ class PostgreSQL(Dialect):
         return self.fetch(
             alias,
             f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
-            f" ORDER BY {order} LIMIT {int(limit)}{_ROW_LOCK} OF j SKIP LOCKED)"
+            f" ORDER BY {order} LIMIT {int(limit)}{ROW_LOCK} OF j SKIP LOCKED)"
             f" SELECT id, {self.now()} FROM locked",
             params,
         )
 
     def for_update(self) -> str:
-        return _ROW_LOCK
+        return ROW_LOCK
 
     def is_transient(self, error: BaseException) -> bool:
         if isinstance(error, InterfaceError):
@@ -291,7 +334,7 @@ def _fenced_statement(move: FencedMove, given: str, *, now: str, wait: bool) -> 
     return (
         f"WITH i AS ({given}),"
         f" locked AS MATERIALIZED (SELECT j.id, {locked}{extra} FROM {JOBS} j JOIN i ON j.id = i.id"
-        f" ORDER BY j.id{_ROW_LOCK} OF j{skip}),"
+        f" ORDER BY j.id{ROW_LOCK} OF j{skip}),"
         f" timed AS MATERIALIZED (SELECT locked.*, {now} AS now FROM locked),"
         " o AS MATERIALIZED (SELECT * FROM timed o WHERE o.status = 'running'"
         f" AND o.lease_token = o.token AND o.lease_expires_at > o.now{condition}),"
@@ -314,7 +357,7 @@ def _job_write(move: FencedMove) -> str:
 
 def _attempt_write(move: FencedMove, skip: str) -> str:
     """The open attempt of the token: updated, deleted, or only required to be there."""
-    mode = " FOR UPDATE" if move.delete_attempt else _ROW_LOCK
+    mode = " FOR UPDATE" if move.delete_attempt else ROW_LOCK
     lock = f"{mode} OF a{skip}" if move.locks_attempt else ""
     found = (
         f" m AS MATERIALIZED (SELECT a.id, a.job_id FROM {ATTEMPTS} a JOIN o ON a.job_id = o.id"
@@ -330,43 +373,6 @@ def _attempt_write(move: FencedMove, skip: str) -> str:
     else:
         write = "SELECT m.job_id FROM m"
     return f"{found} a AS ({write}),"
-
-
-def _lane_statement(condition: str, *, now: str, limit: int) -> str:
-    return (
-        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j"
-        f" WHERE {condition} AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
-        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}{_ROW_LOCK} SKIP LOCKED"
-    )
-
-
-# Random behind the claim's millisecond, so that the index of tokens grows at its end.
-_MARK = "lpad(to_hex(now / 1000), 11, '0') || right(replace(gen_random_uuid()::text, '-', ''), 21)"
-
-
-def _claim_statement(
-    picks: str, *, now: str, limit: int, lease: int, columns: Sequence[str]
-) -> str:
-    """Claim in one statement; the lanes are merged lazily, so few more rows are locked than taken.
-
-    Each CTE is materialised: a LIMIT inside a join may run again for each outer row.
-    """
-    wanted = ", ".join(f"j.{column}" for column in columns)
-    return (
-        f"WITH picked AS MATERIALIZED (SELECT id FROM ({picks}) AS lanes"
-        f" ORDER BY priority DESC, run_at, id LIMIT {int(limit)}),"
-        f" timed AS MATERIALIZED (SELECT id, {now} AS now FROM picked),"
-        f" marked AS MATERIALIZED (SELECT id, now, {_MARK} AS token FROM timed),"
-        f" claimed AS (UPDATE {JOBS} j SET status = 'running', attempt_count = j.attempt_count + 1,"
-        f" lease_token = m.token, lease_expires_at = m.now + {int(lease)},"
-        " progress = 0, progress_message = ''"
-        f" FROM marked m WHERE j.id = m.id RETURNING {wanted}, m.now AS claimed_at),"
-        f" opened AS (INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at,"
-        " progress) SELECT id, attempt_count, lease_token, %(worker)s, 'running', claimed_at, 0"
-        " FROM claimed)"
-        " SELECT * FROM claimed ORDER BY priority DESC, run_at, id"
-    )
 
 
 def _insert_statement(columns: list[str], given: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,13 @@ from ..clock import host_now, replaced
 from ..conf import settings
 from ..transactions import in_test_wrapper
 from ._listening import Listener, SQLiteListener
+from ._sqlite_claim import (
+    NOW,
+    OPEN_ATTEMPTS,
+    claim_statement,
+    of_keys_statement,
+    pick_statement,
+)
 from ._writer import busy_timeout, immediate, writers
 from .base import (
     ATTEMPTS,
@@ -25,6 +32,7 @@ from .base import (
     Dialect,
     FencedMove,
     Lane,
+    LimitKey,
     Params,
     Place,
     Row,
@@ -35,14 +43,6 @@ from .base import (
     lock_timeout_ms,
     refuse_open_transaction,
 )
-
-# Read as bytes: text that is not UTF-8 would fail the whole claim, its neighbours included.
-# (The lane's columns are known to be what was asked for, and the token is ours.)
-_UNDECODED = {"payload", "payload_sha256", "checkpoint", "scope", "job_id"}
-
-# The instant is bound, never written out: else no statement's text would be the same twice,
-# and each would be prepared anew.
-NOW = "%(now)s"
 
 # A compound SELECT has 500 terms at most.
 LANES_AT_ONCE = 200
@@ -146,34 +146,78 @@ class SQLite(Dialect):
     ) -> list[Row]:
         claimable = self.claimable("j") + (f" AND {among}" if among else "")
         with self.own(alias):
-            params: dict[str, Any] = {
-                "now": host_now(),
-                "lease": lease,
-                "limit": limit,
-                "worker": worker,
-            }
-            ids = self._pick(alias, lanes, claimable, params)
+            params = {"now": host_now(), "lease": lease, "limit": limit}
+            ids = [row[0] for row in self._pick(alias, lanes, claimable, params, ("id",))]
             if not ids:
                 return []
-            params["picked"] = json.dumps(ids)
-            claimed = self.fetch(alias, _claim_statement(columns), params)
-            self.fetch(alias, _OPEN_ATTEMPTS, params)
-        place = {job: number for number, job in enumerate(ids)}
-        at = list(columns).index("id")
-        return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
+            return self.claim_picked(alias, ids, worker=worker, lease=lease, columns=columns)
+
+    def pick(
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        *,
+        limit: int,
+        lease: int,
+        columns: Sequence[str],
+        among: str = "",
+        params: Mapping[str, Any],
+    ) -> list[Row]:
+        claimable = self.claimable("j") + (f" AND {among}" if among else "")
+        given = {"now": host_now(), "lease": lease, "limit": limit, **params}
+        return self._pick(alias, lanes, claimable, given, columns)
 
     def _pick(
-        self, alias: str, lanes: Sequence[Lane], claimable: str, params: dict[str, Any]
-    ) -> list[int]:
+        self,
+        alias: str,
+        lanes: Sequence[Lane],
+        claimable: str,
+        params: Mapping[str, Any],
+        columns: Sequence[str],
+    ) -> list[Row]:
         """Give the first jobs of all lanes in the claim's order, some lanes in a statement."""
         found: list[Row] = []
         for first in range(0, len(lanes), LANES_AT_ONCE):
             some = lanes[first : first + LANES_AT_ONCE]
-            pick = _pick_statement([f"{in_lane(n)} AND {claimable}" for n in range(len(some))])
-            found += self.fetch(alias, pick, params | lane_params(some))
+            conditions = [f"{in_lane(n)} AND {claimable}" for n in range(len(some))]
+            sql = pick_statement(conditions, columns)
+            found += self.fetch(alias, sql, {**params, **lane_params(some)})
         if len(lanes) > LANES_AT_ONCE:
-            found.sort(key=lambda row: (-row[1], row[2], row[0]))
-        return [row[0] for row in found[: params["limit"]]]
+            found.sort(key=lambda row: (-row[-2], row[-1], row[-3]))
+        return [row[:-3] for row in found[: params["limit"]]]
+
+    def claim_picked(
+        self, alias: str, ids: Sequence[int], *, worker: str, lease: int, columns: Sequence[str]
+    ) -> list[Row]:
+        picked = json.dumps(list(ids))
+        params = {"now": host_now(), "lease": lease, "worker": worker, "picked": picked}
+        claimed = self.fetch(alias, claim_statement(columns), params)
+        self.fetch(alias, OPEN_ATTEMPTS, params)
+        place = {job: number for number, job in enumerate(ids)}
+        at = list(columns).index("id")
+        return [_decoded(row) for row in sorted(claimed, key=lambda row: place[row[at]])]
+
+    def try_keys(self, alias: str, keys: Collection[LimitKey]) -> set[LimitKey]:
+        """All of them: the one writer holds every lock there is, once it writes."""
+        self.fetch(alias, TAKE_WRITER)
+        return set(keys)
+
+    def wait_for_keys(self, alias: str, keys: Collection[LimitKey]) -> None:
+        self.fetch(alias, TAKE_WRITER)
+
+    def lock_of_keys(
+        self,
+        alias: str,
+        columns: Mapping[str, str],
+        values: Sequence[Sequence[Any]],
+        condition: str,
+        params: Mapping[str, Any],
+    ) -> list[int]:
+        given, given_params = self.rows(columns, values)
+        most = max(row[list(columns).index("places")] for row in values)
+        sql = of_keys_statement(given, condition)
+        rows = self.fetch(alias, sql, {**params, **given_params, "most": most})
+        return [row[0] for row in rows]
 
     def insert_job(
         self, alias: str, columns: Mapping[str, str], values: Sequence[Any], *, own: bool
@@ -275,7 +319,7 @@ class SQLite(Dialect):
 
 
 def _decoded(row: Row) -> Row:
-    """Decode the columns of ``_UNDECODED``; what is not UTF-8 is told at dispatch (2.3)."""
+    """Decode the columns of ``UNDECODED``; what is not UTF-8 is told at dispatch (2.3)."""
     return tuple(
         value.decode(errors="surrogateescape") if isinstance(value, bytes) else value
         for value in row
@@ -324,48 +368,6 @@ def _job_write(move: FencedMove, owned: str, narrowed: str) -> str:
         f" WHERE j.id = o.id{narrowed} RETURNING id{returning}"
     )
 
-
-def _pick_statement(lanes: Sequence[str]) -> str:
-    picks = " UNION ALL ".join(f"SELECT * FROM ({_lane_statement(lane)})" for lane in lanes)
-    return (
-        f"SELECT id, priority, run_at FROM ({picks})"
-        " ORDER BY priority DESC, run_at, id LIMIT %(limit)s"
-    )
-
-
-def _lane_statement(condition: str) -> str:
-    """One lane in the claim's order; a job whose timeout its lease cannot hold is left (4.6)."""
-    return (
-        f"SELECT j.id, j.priority, j.run_at FROM {JOBS} j WHERE {condition}"
-        f" AND j.run_at <= {NOW} AND j.cancel_requested_at IS NULL"
-        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-        " AND j.timeout * 1000000 < %(lease)s"
-        " ORDER BY j.priority DESC, j.run_at, j.id LIMIT %(limit)s"
-    )
-
-
-# Random behind the claim's millisecond, so that the index of tokens grows at its end.
-_MARK = f"printf('%%.11s', printf('%%011x', {NOW} / 1000)) || substr(lower(hex(randomblob(11))), 2)"
-
-
-def _claim_statement(columns: Sequence[str]) -> str:
-    wanted = ", ".join(
-        f"CAST({column} AS BLOB)" if column in _UNDECODED else column for column in columns
-    )
-    return (
-        f"UPDATE {JOBS} SET status = 'running', attempt_count = attempt_count + 1,"
-        f" lease_token = {_MARK}, lease_expires_at = {NOW} + %(lease)s,"
-        " progress = 0, progress_message = ''"
-        " WHERE id IN (SELECT value FROM json_each(%(picked)s))"
-        f" RETURNING {wanted}, {NOW} AS claimed_at"
-    )
-
-
-_OPEN_ATTEMPTS = (
-    f"INSERT INTO {ATTEMPTS} (job_id, number, token, worker, status, started_at, progress)"
-    f" SELECT id, attempt_count, lease_token, %(worker)s, 'running', {NOW}, 0"
-    f" FROM {JOBS} WHERE id IN (SELECT value FROM json_each(%(picked)s)) ORDER BY id"
-)
 
 _INSERTED = (
     "SELECT id, scope_hash, job_id, created_at, run_at, status"

@@ -271,8 +271,20 @@ class Migration(migrations.Migration):
                     ),
                     models.Index(
                         condition=models.Q(("status", "running")),
-                        fields=["id"],
+                        fields=["handler", "concurrency_key", "id"],
                         name="durable_job_running",
+                    ),
+                    models.Index(
+                        models.F("limit_waiting"),
+                        models.F("handler"),
+                        models.F("concurrency_key"),
+                        models.OrderBy(models.F("priority"), descending=True),
+                        models.F("run_at"),
+                        models.F("id"),
+                        condition=models.Q(
+                            ("concurrency_key__isnull", False), ("status", "queued")
+                        ),
+                        name="durable_job_limit",
                     ),
                     models.Index(
                         condition=models.Q(
@@ -380,6 +392,14 @@ class Migration(migrations.Migration):
                             _connector="OR",
                         ),
                         name="durable_job_finished_terminal",
+                    ),
+                    models.CheckConstraint(
+                        condition=models.Q(
+                            ("limit_waiting", False),
+                            models.Q(("concurrency_key__isnull", False), ("status", "queued")),
+                            _connector="OR",
+                        ),
+                        name="durable_job_waiting_queued",
                     ),
                     models.CheckConstraint(
                         condition=models.Q(("priority__range", (-100, 100))),

@@ -9,6 +9,7 @@ from ..dialects import dialect_for
 from ..dialects.base import JOBS, Lane, in_lane, lane_params
 from ..instants import seconds_to_microseconds
 from ._lanes import in_lane_of, lanes
+from ._let_in import pass_on
 from ._pages import PAGE, each_page, move
 
 _IN_LANE = in_lane()
@@ -56,13 +57,14 @@ def _block(alias: str, lane: Lane | None, condition: str, reason: str) -> int:
     if reason not in states.BLOCKED_REASONS:
         raise ValueError(f"{reason!r} is no reason to block a job")
     assignments = f"status = '{states.BLOCKED}', blocked_reason = '{reason}'"
-    return each_page(
-        alias,
-        condition,
-        {} if lane is None else lane_params([lane]),
-        lambda ids, now: move(alias, ids, assignments, states.QUEUED),
-        order=_CLAIM_ORDER,
-    )
+
+    def block(ids: Sequence[int], now: int) -> list[int]:
+        moved = move(alias, ids, assignments, states.QUEUED)
+        pass_on(alias, moved)
+        return moved
+
+    params = {} if lane is None else lane_params([lane])
+    return each_page(alias, condition, params, block, order=_CLAIM_ORDER)
 
 
 def blocked_lanes(alias: str) -> list[Lane]:

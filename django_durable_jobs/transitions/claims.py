@@ -17,7 +17,9 @@ from ..dialects.base import JOBS, FencedMove, Lane, in_lane, lane_params
 from ..exceptions import LockTimeout
 from ..instants import seconds_to_microseconds
 from . import _lanes
-from ._fence import ID_AND_TOKEN, NO_LEASE, fenced
+from ._fence import ID_AND_TOKEN, NO_LEASE
+from ._let_in import fenced_and_let_in
+from ._limits import claim_within_limits, is_limited
 from ._pages import PAGE, is_at_once
 
 logger = logging.getLogger("django_durable_jobs")
@@ -44,6 +46,7 @@ class ClaimedJob:
     token: str
     checkpoint: str | None
     scheduled_for: int | None
+    concurrency_key: str | None
     priority: int
     run_at: int
     claimed_at: int
@@ -67,6 +70,7 @@ _COLUMNS = (
     "lease_token",
     "checkpoint",
     "scheduled_for",
+    "concurrency_key",
     "priority",
     "run_at",
 )
@@ -121,7 +125,9 @@ def _claim(
     worker: str,
     lease_seconds: float,
 ) -> list[ClaimedJob]:
-    rows = dialect_for(alias).claim(
+    is_free = not any(map(is_limited, wanted))
+    take = dialect_for(alias).claim if is_free else claim_within_limits
+    rows = take(
         alias,
         wanted,
         limit=limit,
@@ -233,11 +239,19 @@ def give_back(
     alias: str, holders: Collection[tuple[int, str]], *, wait: bool = False
 ) -> dict[int, Any]:
     """Undo claims whose handlers never began: the attempt row goes, the count is restored (4.7)."""
-    return fenced(alias, GIVE_BACK, list(holders), wait=wait) if holders else {}
+    return _undone(alias, GIVE_BACK, holders, wait=wait)
 
 
 def block_claimed(
     alias: str, jobs: Collection[tuple[int, str, str]], *, wait: bool = False
 ) -> dict[int, Any]:
     """Undo claims of jobs that cannot be dispatched and block them, with the reason (2.3)."""
-    return fenced(alias, BLOCK_CLAIMED, list(jobs), wait=wait) if jobs else {}
+    return _undone(alias, BLOCK_CLAIMED, jobs, wait=wait)
+
+
+def _undone(
+    alias: str, move: FencedMove, values: Collection[Sequence[Any]], *, wait: bool
+) -> dict[int, Any]:
+    if not values:
+        return {}
+    return {row[0]: row[1] for row in fenced_and_let_in(alias, move, list(values), wait=wait)}

@@ -10,6 +10,7 @@ from ..dialects.base import ATTEMPTS, FencedMove
 from ..exceptions import InvalidTransition, LeaseLost, TransactionRequired
 from ..transactions import in_callers_transaction
 from ._fence import GONE, ID_AND_TOKEN, NO_LEASE, refuse_cancelled, standings
+from ._let_in import pass_on
 
 _NOT_CANCELLED = "o.cancel_requested_at IS NULL"
 
@@ -46,13 +47,19 @@ def fence(alias: str, job: int, token: str) -> None:
     _in_handlers_transaction(alias, FENCE, (job, token))
 
 
-def complete(alias: str, job: int, token: str, result: str | None) -> None:
+def complete(
+    alias: str, job: int, token: str, result: str | None, *, is_keyed: bool = False
+) -> None:
     """End the job as succeeded, if and when the handler's transaction commits.
+
+    Where the job has a concurrency key, the next of it is let in with that (3.12).
 
     Raises ``TransactionRequired``, ``LeaseLost``, ``JobCancelled``, and ``InvalidTransition``
     where it was called before.
     """
     _in_handlers_transaction(alias, COMPLETE, (job, token, result))
+    if is_keyed:
+        pass_on(alias, [job])
 
 
 def completion_stands(alias: str, token: str) -> bool:

@@ -18,6 +18,7 @@ from ..doors import HOLDS_KEY
 from ..exceptions import AttemptsExhausted, InvalidTransition
 from ..models import Job
 from ..payloads import decode_text
+from ._let_in import pass_on
 
 T = TypeVar("T")
 # No move decides by these, and they may be big.
@@ -81,6 +82,9 @@ def _cancel(alias: str, row: Job, now: int) -> str:
             cancel_requested_at=first,
             finished_at=now,
         )
+        if row.status == states.QUEUED and not row.limit_waiting:
+            # It may be the one that was let in: the next has its turn.
+            pass_on(alias, [row.pk])
         return "cancelled"
     if row.status in states.TRANSITIONS["request_cancel"].sources:
         jobs.filter(status=states.RUNNING).update(cancel_requested_at=first)

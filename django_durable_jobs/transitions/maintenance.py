@@ -9,6 +9,7 @@ from .. import states
 from ..dialects import dialect_for
 from ..dialects.base import JOBS
 from ._lanes import Lanes, queued_lanes_sql, read_lanes
+from ._let_in import pass_on
 from ._pages import each_page, move
 
 _EXHAUSTED = (
@@ -79,6 +80,8 @@ def exhaust(alias: str) -> int:
             f"status = '{states.FAILED}', finished_at = {now}, limit_waiting = false,"
             f" error_category = '{states.EXHAUSTED}', error_summary = NULL, error_traceback = NULL"
         )
-        return move(alias, ids, assignments, states.QUEUED)
+        moved = move(alias, ids, assignments, states.QUEUED)
+        pass_on(alias, moved)
+        return moved
 
     return each_page(alias, _EXHAUSTED, (), end)

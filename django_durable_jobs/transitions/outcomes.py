@@ -14,11 +14,11 @@ from ._fence import (
     GONE,
     ID_AND_TOKEN,
     NO_LEASE,
-    fenced,
     fenced_by_handler,
     refuse_cancelled,
     standings,
 )
+from ._let_in import fenced_and_let_in, pass_on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +26,8 @@ class Outcome:
     """How one attempt ended. ``retry_delay`` (microseconds) asks for another execution.
 
     ``stopped_by_worker`` is the shutdown's end: requeued at once with one execution granted,
-    where ``retry_on_interrupt`` allows (CONTRACT 4.7).
+    where ``retry_on_interrupt`` allows (CONTRACT 4.7). ``is_keyed``: the job has a concurrency
+    key, so that its end frees a place for the next (3.12).
     """
 
     job: int
@@ -37,6 +38,7 @@ class Outcome:
     result: str | None = None
     retry_delay: int | None = None
     stopped_by_worker: bool = False
+    is_keyed: bool = False
     error_category: str | None = None
     error_summary: str | None = None
     error_traceback: str | None = None
@@ -142,9 +144,14 @@ def finish(
 def _finish_group(
     alias: str, outcomes: Sequence[Outcome], wait: bool, lock_timeout: float | None
 ) -> FinishReport:
-    rows = [_row(outcome) for outcome in outcomes]
-    written = fenced(alias, FINISH, rows, wait=wait, lock_timeout=lock_timeout)
-    return _report(alias, outcomes, written)
+    values = [_row(outcome) for outcome in outcomes]
+    if any(outcome.is_keyed for outcome in outcomes):
+        rows = fenced_and_let_in(alias, FINISH, values, wait=wait, lock_timeout=lock_timeout)
+    else:
+        rows = dialect_for(alias).fenced(
+            alias, FINISH, values, wait=wait, own=True, lock_timeout=lock_timeout
+        )
+    return _report(alias, outcomes, dict(rows))
 
 
 def finish_beside(
@@ -162,6 +169,9 @@ def finish_beside(
     dialect = dialect_for(alias)
     with dialect.own(alias, lock_timeout=lock_timeout):
         rows = dialect.fenced(alias, FINISH, [_row(outcome)], wait=True, own=False)
+        if outcome.is_keyed:
+            # Before what the project adds, which may leave nothing that could be written to.
+            pass_on(alias, [row[0] for row in rows])
         for _, status in rows:
             if status in states.TERMINAL:
                 ended(status)

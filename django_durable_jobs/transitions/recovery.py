@@ -14,6 +14,7 @@ from ..dialects.base import ATTEMPTS, JOBS
 from ..exceptions import InvalidTransition
 from ..instants import to_microseconds
 from ..models import Job, JobAttempt
+from ._let_in import pass_on
 from ._pages import each_page, move
 from .control import alias_of, operator_move
 
@@ -48,7 +49,9 @@ def recover_expired(alias: str) -> int:
         f"j.status = '{states.RUNNING}' AND j.lease_token IS NOT NULL"
         f" AND j.lease_expires_at <= {dialect_for(alias).now()} AND EXISTS ({open_attempt})"
     )
-    return each_page(alias, condition, (), partial(_recover_locked, alias))
+    # The index's order: a dead fleet's jobs are not sorted anew for each page.
+    order = "j.handler, j.concurrency_key, j.id"
+    return each_page(alias, condition, (), partial(_recover_locked, alias), order=order)
 
 
 def _recover_locked(alias: str, ids: Sequence[int], now: int) -> list[int]:
@@ -67,7 +70,9 @@ def _recover_locked(alias: str, ids: Sequence[int], now: int) -> list[int]:
         f" WHERE id IN (SELECT g.id FROM ({given}) AS g) RETURNING job_id"
     )
     ended = [row[0] for row in dialect.fetch(alias, sql, params)]
-    return move(alias, ended, _after_loss(now), states.RUNNING)
+    moved = move(alias, ended, _after_loss(now), states.RUNNING)
+    pass_on(alias, moved)
+    return moved
 
 
 def _lock_attempts(alias: str, ids: Sequence[int]) -> list[int]:
@@ -159,4 +164,5 @@ def _end_by_hand(alias: str, row: Job, now: int, requeue: bool | None) -> str:
         error_summary=None,
         error_traceback=None,
     )
+    pass_on(alias, [row.pk])
     return status

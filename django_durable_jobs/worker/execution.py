@@ -69,7 +69,9 @@ def context_for(alias: str, job: ClaimedJob, *, enforce_timeout: bool = True) ->
             progress=partial(record_progress, alias, job.id, job.token),
             checkpoint=partial(record_checkpoint, alias, job.id, job.token),
             fence=partial(fence, alias, job.id, job.token),
-            complete=partial(complete, alias, job.id, job.token),
+            complete=partial(
+                complete, alias, job.id, job.token, is_keyed=job.concurrency_key is not None
+            ),
             completed=partial(completed, alias, job),
             completion_stands=partial(_completion_stands, alias, job.token),
         ),
@@ -195,6 +197,7 @@ def _returned(dispatch: Dispatch, ctx: JobContext, result: Any) -> Outcome:
     return Outcome(
         job=dispatch.job.id,
         token=dispatch.job.token,
+        is_keyed=dispatch.job.concurrency_key is not None,
         status=states.SUCCEEDED,
         outcome=states.RETURNED,
         final_status=states.SUCCEEDED,
@@ -240,6 +243,7 @@ def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome
     return Outcome(
         job=dispatch.job.id,
         token=dispatch.job.token,
+        is_keyed=dispatch.job.concurrency_key is not None,
         status=status,
         outcome=states.STOPPED,
         final_status=status,
@@ -272,6 +276,7 @@ def _failure(
     return Outcome(
         job=dispatch.job.id,
         token=dispatch.job.token,
+        is_keyed=dispatch.job.concurrency_key is not None,
         status=status,
         outcome=outcome,
         final_status=states.FAILED,

@@ -99,5 +99,6 @@ def _stopped(held: Held) -> Outcome:
         outcome=states.STOPPED,
         final_status=states.INTERRUPTED,
         stopped_by_worker=True,
+        is_keyed=held.job.concurrency_key is not None,
         error_category=states.STOPPED_CATEGORY,
     )

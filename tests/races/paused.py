@@ -40,7 +40,7 @@ _OFF_POSTGRES = f"DROP TRIGGER tests_pause ON {JOBS}; DROP FUNCTION tests_pause(
 # Not the no-op updates that take the write lock: those set the id only.
 _EVENTS = (
     "INSERT",
-    "UPDATE OF status, lease_expires_at, cancel_requested_at, progress, checkpoint",
+    "UPDATE OF status, limit_waiting, lease_expires_at, cancel_requested_at, progress, checkpoint",
 )
 
 

@@ -54,7 +54,7 @@ def stored(status: str, **changes: Any) -> Job:
 
 @pytest.mark.parametrize("status", states.WAITING)
 def test_a_waiting_job_is_cancelled_at_once_and_uses_no_execution(status):
-    job = stored(status, limit_waiting=status == "queued")
+    job = stored(status, limit_waiting=status == "queued", concurrency_key="k")
     with FakeClock(LATER):
         assert job.request_cancel() == "cancelled"
     fresh = Job.objects.get()

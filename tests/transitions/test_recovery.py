@@ -334,7 +334,8 @@ def test_the_passes_take_what_is_theirs_only():
         later = {"status": "scheduled", "run_at": NOW + timedelta(seconds=1)}
         [due] = queued(status="scheduled", run_at=NOW)
         [future] = queued(**later)
-        [spent] = queued(attempt_count=3, error_summary="of an import", limit_waiting=True)
+        waits = {"limit_waiting": True, "concurrency_key": "k"}
+        [spent] = queued(attempt_count=3, error_summary="of an import", **waits)
         [granted] = queued(attempt_count=3, granted_attempts=1)
         assert maintenance.exhaust("default") == 1
         assert maintenance.promote_due("default") == 1
