@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from ..conf import settings
+from ..events import FinishEvent
 from ..transitions.outcomes import FinishReport, Outcome
 from . import connections
 from .described import log_raised, named
@@ -87,12 +88,18 @@ class Ends:
         self._tries(held, None)
         threading.Thread(target=write, name="durable-on-finish", daemon=True).start()
 
-    def gives_up(self, held: Held) -> bool:
-        """Tell, once, that an ``on_finish`` does not end: nobody waits for it any more."""
+    def gives_up(self, held: Held, *, in_all: bool) -> bool:
+        """Tell, once, that an ``on_finish`` does not end: nobody waits for it any more.
+
+        ``in_all``: its tries count together. Each may end by a lock's time limit, while the lock
+        is that of a thread of this process that does not end.
+        """
         # What it waits for a lock before it is called is no time of its own.
         limit = held.job.timeout + float(settings.TIMEOUT_GRACE_SECONDS) + longest_wait()
+        before = held.told_seconds if in_all else 0.0
         with self._changed:
-            if self._seconds(held) <= limit:
+            seconds = self._seconds(held)
+            if not seconds or before + seconds <= limit:
                 return False
             del self._alone[held.job.token]
             self._stuck.add(held.job.token)
@@ -159,7 +166,11 @@ class Ends:
         self._tries(held, time.monotonic())
         try:
             return finish_announced(
-                self._alias, held.job, outcome, on_finish, lock_timeout=longest_wait()
+                self._alias,
+                held.job,
+                outcome,
+                _timed(held, on_finish),
+                lock_timeout=longest_wait(),
             )
         except Exception as error:
             connections.clean()
@@ -184,3 +195,16 @@ class Ends:
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         with self._settling:
             self._settled(ended, report)
+
+
+def _timed(held: Held, on_finish: OnFinish) -> OnFinish:
+    """Count the seconds that it takes itself, in all its tries."""
+
+    def timed(event: FinishEvent) -> None:
+        began = time.monotonic()
+        try:
+            on_finish(event)
+        finally:
+            held.told_seconds += time.monotonic() - began
+
+    return timed

@@ -15,6 +15,7 @@ class Held:
     """One claim: its job, its context, whether its handler has begun, whether its end is known.
 
     ``overdue``: the hard limit has ended it without its handler; its lease is not renewed.
+    ``told_seconds`` is what its ``on_finish`` has taken, in all tries that have ended.
     ``lost`` and ``damaged`` have been reported, each once. ``leased_at`` is when the last answer
     came that gave or renewed its lease (monotonic): that one has been over a lease later.
     """
@@ -28,6 +29,7 @@ class Held:
     damaged: bool = False
     began_at: float = 0.0
     ended_at: float = 0.0
+    told_seconds: float = 0.0
     leased_at: float = field(default_factory=time.monotonic)
 
     @property

@@ -50,7 +50,7 @@ class HardLimit:
                     held.job.job_id,
                 )
                 self._end(held)
-            elif held.ended and self._ends.gives_up(held):
+            elif held.ended and self._ends.gives_up(held, in_all=self.lost_slots > 0):
                 self._forget(held)
                 logger.error(
                     "the on_finish of job %s (handler %s) does not end; its slot is lost, and"

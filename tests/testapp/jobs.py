@@ -167,6 +167,14 @@ def work(ctx: JobContext, payload: Work) -> str:
     return ctx.token
 
 
+@job("testapp.fencing")
+def fencing(ctx: JobContext, payload: Gate) -> None:
+    """Wait for the gate in a transaction that holds the job's own row, and what else it needs."""
+    with transaction.atomic():
+        ctx.fence()
+        gated(ctx, payload)
+
+
 def add(account: str, amount: int) -> None:
     from .models import Business
 

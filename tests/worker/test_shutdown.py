@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,11 +21,14 @@ from django_durable_jobs.worker.slots import Slots
 from ..testapp import jobs
 from .conftest import StartWorker
 from .support import (
+    PATIENCE,
     QUICK,
+    SHORT,
     Background,
     Gate,
     Process,
     attempts,
+    drain,
     fresh,
     is_alive,
     only_attempt,
@@ -34,7 +38,8 @@ from .support import (
 pytestmark = pytest.mark.django_db(transaction=True)
 
 IMPATIENT = {**QUICK, "SHUTDOWN_SECONDS": 0.3, "TIMEOUT_GRACE_SECONDS": 5}
-HARSH = {**QUICK, "SHUTDOWN_SECONDS": 0.2, "TIMEOUT_GRACE_SECONDS": 0.2}
+HARSH_LIMITS = {"SHUTDOWN_SECONDS": 0.2, "TIMEOUT_GRACE_SECONDS": 0.2}
+HARSH = {**QUICK, **HARSH_LIMITS}
 
 ALONE = "--processes=0"
 SUPERVISED = "--processes=2"
@@ -128,6 +133,27 @@ def test_a_handler_that_never_ends_is_left_behind_with_its_job_requeued(
     assert worker.ends() == 4, worker.output()
     assert not is_alive(pid)
     assert_requeued(job)
+
+
+def test_a_handler_stuck_in_a_transaction_that_holds_its_row_is_left_to_its_lease(
+    start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
+) -> None:
+    """Idle in transaction: its end cannot be written, its process ends, its lock goes with it."""
+    durable_jobs(**SHORT)
+    job = submit(jobs.fencing, gate)
+    worker = start_worker("--processes=1", durable_jobs={**SHORT, **HARSH_LIMITS})
+    pid = int(gate.begun("work").split()[0])
+    began = time.monotonic()
+    worker.send()
+    assert worker.ends() == 4, worker.output()
+    assert time.monotonic() - began < PATIENCE / 2
+    assert not is_alive(pid)
+    left = fresh(job)
+    assert (left.status, only_attempt(job).status) == ("running", "running")
+    until(lambda: fresh(job).ownership == "expired", "the lease to be over")
+    gate.open("work")
+    drain()
+    assert [one.outcome for one in attempts(job)] == ["lost", "returned"]
 
 
 @pytest.mark.parametrize("mode", ["once", "drain", "max-jobs"])

@@ -14,9 +14,18 @@ from django.db import transaction
 from django_durable_jobs import FinishEvent, JobContext, job
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.worker import loop
 
 from ..testapp.models import Business
-from .support import PATIENCE, Background, Serving, fresh, only_attempt, until
+from .support import (
+    PATIENCE,
+    Background,
+    Serving,
+    fresh,
+    only_attempt,
+    only_where_rows_are_locked,
+    until,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -29,6 +38,7 @@ class Stuck:
     def __init__(self, timeout: float) -> None:
         self.begun, self.go = threading.Event(), threading.Event()
         self.stop_requested = threading.Event()
+        self.tries = 0
         options: dict[str, Any] = {"timeout": timeout, "max_attempts": 1}
 
         @job("stuck.on_finish", on_finish=self.told, **options)
@@ -56,6 +66,16 @@ class Stuck:
                 JobAttempt.objects.filter(token=ctx.token).update(progress=0)
                 self.stay()
 
+        @job("stuck.holder", **options)
+        def holder(ctx: JobContext) -> None:
+            with transaction.atomic():
+                Business.objects.create(pk=1)
+                self.stay()
+
+        @job("stuck.behind", on_finish=self.waits_behind, **options)
+        def behind(ctx: JobContext) -> None:
+            assert self.begun.wait(PATIENCE)
+
         @job("stuck.plain", **options)
         def plain(ctx: JobContext) -> None:
             until(lambda: ctx.stop_requested)
@@ -65,7 +85,7 @@ class Stuck:
         @job("stuck.well")
         def well(ctx: JobContext) -> None: ...
 
-        every = (on_finish, completing, twice, fenced, attempt, plain, well)
+        every = (on_finish, completing, twice, fenced, attempt, holder, behind, plain, well)
         self.handlers: dict[str, Handler[..., Any]] = {
             one.name.partition(".")[2]: one for one in every
         }
@@ -73,6 +93,11 @@ class Stuck:
     def told(self, event: FinishEvent) -> None:
         Business.objects.create(name="beside")
         self.stay()
+
+    def waits_behind(self, event: FinishEvent) -> None:
+        """For the row that the holder has inserted, each time that it is called."""
+        self.tries += 1
+        Business.objects.create(pk=1)
 
     def stay(self) -> None:
         self.begun.set()
@@ -143,6 +168,31 @@ def test_a_bounded_run_ends_with_4(stuck_for: StuckFor, kind: str, mode: str) ->
     assert code_of(lambda: run(mode, threads=1)) == 4
     assert stuck.begun.is_set()
     assert_left_to_its_lease(one)
+
+
+@only_where_rows_are_locked
+@pytest.mark.parametrize("mode", ["drain", "shutdown"])
+def test_an_on_finish_that_waits_for_it_is_not_waited_for(
+    stuck_for: StuckFor,
+    durable_jobs: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    mode: str,
+) -> None:
+    """It ends by the lock's time limit, again and again, and each time its lease is renewed."""
+    monkeypatch.setattr(loop, "RESULTS_SECONDS", 1.0)
+    durable_jobs(LEASE_SECONDS=60, TIMEOUT_SECONDS=30)
+    stuck = stuck_for(0.1 if mode == "drain" else 20)
+    holder, behind = (stuck.handlers[kind].submit() for kind in ("holder", "behind"))
+    if mode == "drain":
+        assert code_of(lambda: run("drain", threads=2)) == 4
+    else:
+        worker = Serving(owns_process=True)
+        until(lambda: stuck.tries > 1)
+        assert worker.stop() == 4
+    assert stuck.tries > 1
+    # The holder's own end needs nothing that it holds.
+    assert fresh(holder).status == ("failed" if mode == "drain" else "queued")
+    assert_left_to_its_lease(behind)
 
 
 def test_the_other_slots_go_on_unless_it_locks_everything(
