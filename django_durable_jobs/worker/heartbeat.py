@@ -8,6 +8,7 @@ import time
 from django.db import DatabaseError
 
 from ..conf import settings
+from ..dialects import dialect_for
 from ..exceptions import LockTimeout
 from ..transitions._fence import GONE, standings
 from ..transitions.leases import cancel_requests, renew
@@ -57,12 +58,15 @@ class Heartbeat:
         self._some_busy = bool(missed) and self._still_owned(missed)
 
     def _renewed(self, pairs: list[tuple[int, str]]) -> set[str]:
-        """Renew together; where a row is refused or waits too long, the others without it."""
+        """Renew together; where a row is refused or waits too long, the others without it.
+
+        Not where the database as a whole is away, or locked as SQLite's is by its one writer.
+        """
         try:
             return renew(self._alias, pairs, lease_seconds=settings.LEASE_SECONDS)
         except (DatabaseError, LockTimeout) as error:
-            is_away = is_transient(self._alias, error) and not isinstance(error, LockTimeout)
-            if is_away or len(pairs) == 1:
+            is_away = is_transient(self._alias, error)
+            if len(pairs) == 1 or (is_away and not dialect_for(self._alias).blames_row(error)):
                 raise
             connections.clean()
             return self._halves(pairs)
@@ -73,7 +77,10 @@ class Heartbeat:
         for some in (pairs[:half], pairs[half:]):
             try:
                 renewed |= self._renewed(some)
-            except (DatabaseError, LockTimeout):
+            except LockTimeout:
+                connections.clean()
+                logger.warning("the lease of job %d waits for a lock", some[0][0])
+            except DatabaseError:
                 connections.clean()
                 logger.exception("the lease of job %d cannot be renewed", some[0][0])
         return renewed

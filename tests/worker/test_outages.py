@@ -170,7 +170,10 @@ def test_a_read_only_failover_is_waited_out(start_worker: StartWorker, gate: Gat
     assert "Traceback" not in worker.output()
 
 
-@pytest.mark.skipif(connection.vendor != "sqlite", reason="a lock of the whole database")
+sqlite = pytest.mark.skipif(connection.vendor != "sqlite", reason="a lock of the whole database")
+
+
+@sqlite
 def test_a_write_lock_held_by_another_process_is_waited_out(
     start_worker: StartWorker, gate: Gate
 ) -> None:
@@ -194,3 +197,40 @@ def test_a_write_lock_held_by_another_process_is_waited_out(
     assert "LockTimeout" in worker.output()
     assert worker.output().count("waits for the database") < 60
     assert "Traceback" not in worker.output()
+
+
+@sqlite
+@pytest.mark.long
+def test_ten_seconds_of_a_write_lock_cost_no_result_and_no_execution(
+    start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
+) -> None:
+    """Two processes full of jobs: some end meanwhile, one runs on and looks, others wait."""
+    settings = {**QUICK, "LEASE_SECONDS": 18, "TIMEOUT_SECONDS": 17, "LOCK_TIMEOUT_SECONDS": 1}
+    durable_jobs(**settings)
+    running = [f"running-{number}" for number in range(5)]
+    waiting = [f"waiting-{number}" for number in range(6)]
+    every = [jobs.gated.submit(jobs.Gate(**gate.payload(name))) for name in running]
+    every.append(jobs.obedient.submit(jobs.Gate(**gate.payload("looking"))))
+    worker = start_worker("--processes=2", "--threads=3", durable_jobs=settings)
+    for name in (*running, "looking"):
+        gate.begun(name)
+    every += [jobs.gated.submit(jobs.Gate(**gate.payload(name))) for name in waiting]
+    stranger = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    stranger.execute("BEGIN IMMEDIATE")
+    for name in (*running, *waiting):
+        gate.open(name)
+    # Longer than from one renewal to the next.
+    time.sleep(10)
+    assert not any(gate.has_begun(name) for name in waiting)
+    stranger.execute("ROLLBACK")
+    stranger.close()
+    gate.open("looking")
+    until(lambda: {fresh(job).status for job in every} == {"succeeded"})
+    worker.send()
+    assert worker.ends() == 0, worker.output()
+    assert {tuple(one.outcome for one in attempts(job)) for job in every} == {("returned",)}
+    told = worker.output()
+    assert "renewal waits for the database: LockTimeout" in told
+    # One line for each wait of each loop, and each of these takes a second.
+    assert told.count("waits for the database") < 2 * 8 * 15
+    assert "Traceback" not in told

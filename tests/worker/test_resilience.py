@@ -14,7 +14,11 @@ from django_durable_jobs import JobContext, job
 from django_durable_jobs.exceptions import JobCancelled, LeaseLost, LockTimeout
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
+from django_durable_jobs.transitions.claims import claim, queued_lanes
 from django_durable_jobs.worker import finisher, heartbeat, loop
+from django_durable_jobs.worker.execution import context_for
+from django_durable_jobs.worker.heartbeat import Heartbeat
+from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.loop import Worker
 
 from ..testapp import jobs
@@ -84,8 +88,8 @@ def test_a_claim_that_raises_is_logged_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    claim = Fault(monkeypatch, loop, "claim")
-    claim.errors = [RuntimeError("a fault of ours"), LockTimeout("locked")]
+    step = Fault(monkeypatch, loop, "claim")
+    step.errors = [RuntimeError("a fault of ours"), LockTimeout("locked")]
     one = noop.submit()
     serving = serve()
     until(lambda: fresh(one).status == "succeeded")
@@ -135,6 +139,28 @@ def test_a_loop_that_raises_is_logged_counted_and_goes_on(
     assert f"{name} failed and goes on" in caplog.text
     assert "a fault of ours" in caplog.text
     assert (fresh(one).status, fresh(one).attempt_count) == ("succeeded", 1)
+
+
+def test_a_renewal_that_meets_a_lock_looks_for_its_row_only_where_rows_are_locked(
+    noop: Handler[..., Any], monkeypatch: pytest.MonkeyPatch, is_postgres: bool
+) -> None:
+    """On SQLite it is the whole database's: no wait for each job, and no traceback for each."""
+    noop.submit_many([None] * 3)
+    held = HeldJobs()
+    claimed = claim("default", queued_lanes("default"), limit=3, worker="a", lease_seconds=60)
+    held.add([Held(job=one, ctx=context_for("default", one)) for one in claimed])
+    step = Fault(monkeypatch, heartbeat, "renew")
+    step.errors = [LockTimeout("locked")]
+    before = Job.objects.values_list("lease_expires_at").latest("lease_expires_at")
+    beat = Heartbeat("default", held)
+    if is_postgres:
+        beat.renew()
+        assert step.calls == 3, "all, and its halves"
+        assert Job.objects.filter(lease_expires_at__gt=before[0]).count() == 3
+    else:
+        with pytest.raises(LockTimeout):
+            beat.renew()
+        assert step.calls == 1
 
 
 @pytest.mark.parametrize(
@@ -240,7 +266,6 @@ def test_an_older_attempt_in_the_same_process_is_told_while_the_newer_one_is_ren
 
 
 def test_ends_of_two_attempts_of_one_job_in_one_group(noop: Handler[..., Any]) -> None:
-    from django_durable_jobs.transitions.claims import claim, queued_lanes
     from django_durable_jobs.transitions.outcomes import Outcome, finish
     from django_durable_jobs.transitions.recovery import recover_expired
 
