@@ -201,6 +201,12 @@ def deposit_at_the_end(ctx: JobContext, amount: int) -> int:
     return amount
 
 
+@job("testapp.gated_deposit", on_finish=deposit_result)
+def gated_deposit(ctx: JobContext, payload: Gate) -> int:
+    gated(ctx, payload)
+    return 1
+
+
 # What a process that a test starts declares: the arguments of ``schedule()``, as JSON.
 for _declared in json.loads(os.environ.get("TEST_SCHEDULES", "[]")):
     schedule(**_declared)
