@@ -65,3 +65,14 @@ def _database_version() -> str:
 
     with psycopg.connect(os.environ["DATABASE_URL"]) as server:
         return f"PostgreSQL {server.info.parameter_status('server_version')}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_report_to_serializable(
+    report: pytest.CollectReport | pytest.TestReport,
+) -> Iterator[dict[str, object] | None]:
+    """Make captured logs fit to be sent from a test process: some hold lone surrogates."""
+    report.sections = [
+        (name, text.encode(errors="backslashreplace").decode()) for name, text in report.sections
+    ]
+    return (yield)

@@ -20,6 +20,7 @@ from django_durable_jobs import handlers
 from django_durable_jobs.exceptions import InvalidHandler, InvalidSubmission
 from django_durable_jobs.handlers import Handler, autodiscover, job, registry
 from django_durable_jobs.payloads import ModelId
+from tests._marks import shown
 
 if TYPE_CHECKING:
     from nowhere import Context, Unknown
@@ -199,7 +200,7 @@ def test_a_wrapped_function_is_read_through() -> None:
         ({"on_finish": "done"}, "on_finish must be a plain"),
         ({"on_finish": lambda: None}, "exactly one argument"),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_an_option_that_cannot_work_is_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidHandler, match="Handler ") as caught:

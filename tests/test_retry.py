@@ -20,6 +20,7 @@ from django_durable_jobs.retry import (
     to_seconds,
     validate_backoff,
 )
+from tests._marks import shown
 
 ERROR = ValueError("x")
 
@@ -108,7 +109,7 @@ def test_a_function_decides_by_exception_and_attempt() -> None:
 @pytest.mark.parametrize(
     "answer",
     [-1, math.nan, math.inf, -math.inf, "5", True, MAX_DELAY_SECONDS + 1, 10**400, object()],
-    ids=repr,
+    ids=shown,
 )
 def test_a_function_that_gives_no_delay_is_logged_and_the_default_taken(
     answer: Any, caplog: pytest.LogCaptureFixture

@@ -51,7 +51,7 @@ def lives(folder: Path, kind: str) -> list[dict[str, Any]]:
     return records
 
 
-@pytest.mark.parametrize("kind", ["before", "after"])
+@pytest.mark.parametrize("kind", [pytest.param("before", marks=pytest.mark.long), "after"])
 @pytest.mark.timeout(600)
 def test_a_worker_killed_at_each_of_its_statements(tmp_path: Path, kind: str) -> None:
     records = lives(tmp_path, kind)

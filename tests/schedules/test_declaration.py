@@ -18,6 +18,7 @@ from django.test import override_settings
 from django_durable_jobs import InvalidSchedule, JobContext, ModelId, job, schedule, unschedule
 from django_durable_jobs.schedules.declaration import registry
 from django_durable_jobs.testing import FakeClock
+from tests._marks import shown
 from tests._processes import environment, manage
 
 from .oracle import utc
@@ -123,7 +124,7 @@ def test_the_payload_is_copied(report: Any) -> None:
         ({"scope": "s" * 201}, "scope must have"),
         ({"description": "\0"}, "description must not hold NUL"),
     ],
-    ids=str,
+    ids=shown,
 )
 def test_what_is_refused_names_the_schedule_and_the_field(
     report: Any, given: dict[str, Any], told: str

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from django_durable_jobs import InvalidSchedule
 from django_durable_jobs.schedules.expression import ALIASES, MAX_LENGTH, Expression, parse
-from tests._marks import no_database
+from tests._marks import no_database, shown
 
 from .oracle import Cron, cron, crons
 
@@ -102,7 +102,7 @@ def test_what_is_refused_and_what_is_said(text: str, told: str, monkeypatch: Any
     assert bool(seen) == (told == "never comes")
 
 
-@pytest.mark.parametrize("value", [None, 5, b"* * * * *", ["*"] * 5, object()], ids=str)
+@pytest.mark.parametrize("value", [None, 5, b"* * * * *", ["*"] * 5, object()], ids=shown)
 def test_a_cron_is_text(value: object) -> None:
     with pytest.raises(InvalidSchedule, match="cron must be text"):
         parse(value)

@@ -57,7 +57,7 @@ from .oracle import End, Lane, Oracle, Refused, Request
 START = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
 STEPS_A_PROGRAM = 50
 STEPS = int(os.environ.get("SIMULATION_STEPS", "0"))
-ORDINARY_STEPS = 2_000
+ORDINARY_STEPS = 1_000
 
 JOB_COLUMNS = (
     "id",
