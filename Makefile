@@ -12,9 +12,9 @@ POSTGRES ?=
 
 BIN := $(VENV)/bin
 # Test processes for each database: most of the long tests wait for processes and leases.
-JOBS ?= 2
+TEST_PROCESSES ?= 2
 
-PYTEST := $(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(ARGS)
 PIP_INSTALL := -m pip install -qq -c requirements/constraints.txt
 CHECK_PYTHON := import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")
 
@@ -72,7 +72,7 @@ soak: $(VENV)/.stamp ## Besiege workers on PostgreSQL for ten minutes and judge 
 
 coverage: $(VENV)/.stamp ## Run the suite on both databases and report the coverage
 	@$(BIN)/coverage erase
-	@$(MAKE) --no-print-directory test PYTEST="$(BIN)/coverage run -m pytest -q -n $(JOBS) --dist worksteal $(ARGS)"
+	@$(MAKE) --no-print-directory test PYTEST="$(BIN)/coverage run -m pytest -q -n $(TEST_PROCESSES) --dist worksteal $(ARGS)"
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report
 
