@@ -16,7 +16,7 @@ from operator import and_
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet
-from django.db.models import Max, Q, TextField
+from django.db.models import F, Max, Q, TextField
 
 from . import states
 from .dialects import dialect_for
@@ -72,19 +72,28 @@ def read_page(
     looked_for = _conditions(handler=handler, queue=queue, status=status)
     walk = jobs.order_by("-id")
     if status == states.RUNNING:
-        walk = walk.filter(status=looked_for.pop("status"))
+        # As few as there are slots, so all are read and sorted: their index is in another order.
+        # By an expression, since SQLite would rather walk the primary key.
+        walk = jobs.alias(back=-F("id")).order_by("back").filter(**looked_for)
+        looked_for = {}
     elif status is not None and status not in states.ORDINARY:
         walk = walk.filter(NEEDS_ATTENTION, status=looked_for.pop("status"))
     try:
         asked = _asked(walk.filter(**looked_for))
     except EmptyResultSet:
         return Page(jobs=[], next_cursor=None)
-    below = walk if after is None else walk.filter(id__lt=_position(after, asked))
+    below = walk if after is None else _below(walk, _position(after, asked), status)
     if not looked_for:
         found, position = _sized(below, limit, max_bytes)
     else:
         found, position = _looked_through(below, looked_for, limit, max_bytes)
     return Page(jobs=found, next_cursor=None if position is None else _cursor(position, asked))
+
+
+def _below(walk: QuerySet[Any], position: int, status: str | None) -> QuerySet[Any]:
+    if status == states.RUNNING:
+        return walk.filter(back__gt=-position)
+    return walk.filter(id__lt=position)
 
 
 def _check_whole(name: str, value: object, high: int) -> None:

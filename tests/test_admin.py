@@ -15,8 +15,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from django_durable_jobs import clock, states
+from django_durable_jobs import job as declare
 from django_durable_jobs.admin import base, displays
 from django_durable_jobs.admin import jobs as job_pages
+from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import (
     Job,
     JobAttempt,
@@ -364,6 +366,24 @@ def test_a_job_says_why_it_is_not_running(
         last_seen_at=NOW,
     )
     assert said in detail(viewer, saved(**changes))
+
+
+def test_a_job_at_its_limit_names_the_limit_and_who_holds_its_places(viewer: Client) -> None:
+    keyed = {"concurrency_key": "k-7", "handler": "admin.limited"}
+    lease = {"lease_token": "t" * 32, "lease_expires_at": NOW + timedelta(minutes=1)}
+    runs = saved(job_id="runs", status="running", attempt_count=1, **keyed, **lease)
+    attempt_row(runs, number=1, token="t" * 32, worker="host-1").save()
+    waits = saved(limit_waiting=True, **keyed)
+    for number, said in (
+        (1, "The limit of its concurrency key k-7 is reached: 1 run, and it is 1."),
+        (2, "of which 1 of 2 run: the next pass of a worker lets it in"),
+    ):
+        with registry.temporary():
+            declare("admin.limited", concurrency=number)(lambda ctx: None)
+            page = detail(viewer, waits)
+        assert said in page
+        assert f"Job runs ({runs.pk}) holds a place since 2026-03-14 15:09:26 UTC" in page
+        assert "on worker host-1." in page
 
 
 def test_viewing_changes_no_row(viewer: Client) -> None:

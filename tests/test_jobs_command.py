@@ -128,6 +128,21 @@ def test_show_tells_all_of_a_job_by_number_or_identity() -> None:
     assert answer("show", "0", "--scope=")["id"] == digits.pk
 
 
+def test_show_names_the_limit_that_a_job_waits_under_and_who_holds_its_places() -> None:
+    token = "c" * 32
+    held = saved(job_id="held", concurrency_key="k", status="running", lease_token=token)
+    attempt_row(held, number=1, token=token, worker="w1", started_at=START).save()
+    waits = saved(concurrency_key="k", limit_waiting=True)
+    limit = answer("show", str(waits.pk))["limit"]
+    assert (limit["key"], limit["number"], limit["running"]) == ("k", None, 1)
+    [holder] = limit["holders"]
+    assert (holder["job"], holder["job_id"], holder["worker"]) == (held.pk, "held", "w1")
+    shown = run("show", str(waits.pk))[1]
+    assert "limit of its concurrency key: none here; running: 1" in shown
+    assert f"job {held.pk} held since" in shown and "on w1" in shown
+    assert answer("show", str(saved().pk))["limit"] is None
+
+
 def test_stats_count_each_queue() -> None:
     for queue, status in (("a", "queued"), ("a", "queued"), ("b", "running")):
         saved(queue=queue, status=status)

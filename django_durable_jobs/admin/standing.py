@@ -11,6 +11,7 @@ from .. import states
 from ..models import Job, QueuePause, ScheduleCursor
 from ..transitions._lanes import lane_of
 from ..transitions.control import alias_of
+from ..transitions.places import Holder, limit_of
 from ..transitions.workers import live_capabilities
 from .displays import exact
 from .search import now as read_now
@@ -92,11 +93,40 @@ def _waiting(job: Job, now: datetime) -> list[str]:
     if job.run_at > now:
         found.append(_due_later(job))
     if job.limit_waiting:
-        key = {"key": job.concurrency_key or ""}
-        found.append(_("The limit of its concurrency key %(key)s is reached.") % key)
+        found += _at_limit(job)
     found += _queue(job)
     found = found or [_("It is due and waits for a free slot of a worker.")]
     return found + _schedule(job)
+
+
+def _at_limit(job: Job) -> list[str]:
+    """Tell the limit that a job waits under, and whose attempts hold its places."""
+    limit = limit_of(job)
+    if limit is None:
+        return []
+    said = {"key": limit.key, "number": limit.number, "running": limit.running}
+    if limit.number is None:
+        first = _("The limit of its concurrency key %(key)s is reached; %(running)d run with it.")
+    elif limit.running < limit.number:
+        first = _(
+            "It waits for its concurrency key %(key)s, of which %(running)d of %(number)d run:"
+            " the next pass of a worker lets it in, or those before it."
+        )
+    else:
+        first = _(
+            "The limit of its concurrency key %(key)s is reached: %(running)d run, and it is"
+            " %(number)d."
+        )
+    return [first % said, *map(_holder, limit.holders)]
+
+
+def _holder(holder: Holder) -> str:
+    return _("Job %(job_id)s (%(job)d) holds a place since %(since)s, on worker %(worker)s.") % {
+        "job_id": holder.job_id,
+        "job": holder.job,
+        "since": exact(holder.since),
+        "worker": holder.worker,
+    }
 
 
 def _due_later(job: Job) -> str:

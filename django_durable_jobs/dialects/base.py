@@ -117,9 +117,9 @@ class Dialect(abc.ABC):
 
     @abc.abstractmethod
     def rows(
-        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]], *, name: str = "given"
     ) -> tuple[str, dict[str, Any]]:
-        """Give a SELECT over the given values, in their order, and its named parameters."""
+        """Give a SELECT over the given values, in their order, and its parameters, so named."""
 
     @abc.abstractmethod
     def fenced(

@@ -127,13 +127,13 @@ class PostgreSQL(Dialect):
             return list(cursor.fetchall())
 
     def rows(
-        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]], *, name: str = "given"
     ) -> tuple[str, dict[str, Any]]:
-        arrays = ", ".join(f"%(given_{name})s::{kind}[]" for name, kind in columns.items())
+        arrays = ", ".join(f"%({name}_{column})s::{kind}[]" for column, kind in columns.items())
         transposed = [list(column) for column in zip(*values, strict=True)] or [[]] * len(columns)
         return (
             f"SELECT * FROM unnest({arrays}) WITH ORDINALITY AS given({', '.join(columns)}, ord)",
-            {f"given_{name}": column for name, column in zip(columns, transposed, strict=True)},
+            {f"{name}_{column}": one for column, one in zip(columns, transposed, strict=True)},
         )
 
     def fenced(

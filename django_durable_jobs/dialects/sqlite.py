@@ -95,15 +95,15 @@ class SQLite(Dialect):
             return self.fetch(alias, sql, params)
 
     def rows(
-        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]]
+        self, columns: Mapping[str, str], values: Iterable[Sequence[Any]], *, name: str = "given"
     ) -> tuple[str, dict[str, Any]]:
         picked = ", ".join(
-            f"json_extract(given.value, '$[{index}]') AS {name}"
-            for index, name in enumerate(columns)
+            f"json_extract(given.value, '$[{index}]') AS {column}"
+            for index, column in enumerate(columns)
         )
         text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
-        return f"SELECT {picked}, given.key AS ord FROM json_each(%(given)s) AS given", {
-            "given": text
+        return f"SELECT {picked}, given.key AS ord FROM json_each(%({name})s) AS given", {
+            name: text
         }
 
     def fenced(

@@ -13,6 +13,7 @@ from ..transitions._lanes import lane_of
 from ..transitions.claims import ClaimedJob, block_claimed, claim_job, queued_lanes
 from ..transitions.control import alias_of, operator_move
 from ..transitions.leases import cancel_requests
+from ..transitions.limits import let_in_free
 from ..transitions.maintenance import promote_due
 from ..transitions.outcomes import Outcome, finish
 from ..worker.context import JobContext
@@ -77,14 +78,15 @@ def claim(job: Job) -> HeldAttempt:
     alias = alias_of(job)
     serving = Serving.everything()
     promote_due(alias)
+    let_in_free(alias, serving, whole=True)
     job.refresh_from_db(using=alias)
     lane = lane_of(job)
     if serving.runs(lane) and lane in queued_lanes(alias):
         claimed = claim_job(
             alias, job.pk, lane, worker="testing.claim", lease_seconds=LEASE_SECONDS
         )
+        job.refresh_from_db(using=alias)
         if claimed is not None:
-            job.refresh_from_db(using=alias)
             ctx = context_for(alias, claimed, enforce_timeout=False)
             return HeldAttempt(ctx=ctx, _alias=alias, _claimed=claimed)
     why = _why_not(alias, job, known=serving.runs(lane))
@@ -190,4 +192,6 @@ def _why_not(alias: str, job: Job, *, known: bool) -> str:
         return f"its queue {job.queue} is paused."
     if job.attempt_count >= job.max_attempts + job.granted_attempts:
         return "it has no executions left."
-    return "the claim passes it over (a timeout too long here, a limit, or a damaged row)."
+    if job.limit_waiting:
+        return f"it waits for a place under its concurrency key {job.concurrency_key}."
+    return "the claim passes it over (a timeout too long here, or a damaged row)."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..dialects import dialect_for
@@ -83,7 +83,7 @@ def lanes_sql(alias: str, condition: str, restriction: str = "1 = 1") -> str:
     shown = ", ".join(f"{dialect_for(alias).undecoded(f'x.{name}')} AS {name}" for name in _TEXTS)
     return (
         f"WITH RECURSIVE lanes (id) AS (SELECT ({head} {order}) UNION ALL"
-        f" SELECT {_after_last(head, order)}"
+        f" SELECT {after_last(head, _COLUMNS)}"
         f" FROM lanes l JOIN {JOBS} j ON j.id = l.id)"
         f" SELECT x.id, x.handler_version, {shown}"
         f" FROM (SELECT l.id, {found} FROM lanes l WHERE l.id IS NOT NULL) AS x"
@@ -91,15 +91,16 @@ def lanes_sql(alias: str, condition: str, restriction: str = "1 = 1") -> str:
     )
 
 
-def _after_last(head: str, order: str) -> str:
-    """The first job of the lane after that of ``j``, by one index descent for each column.
+def after_last(head: str, columns: Sequence[str]) -> str:
+    """The first job of ``head`` behind all that are as ``j`` in its index's first columns.
 
-    Not ``(n.queue, ...) > (j.queue, ...)``: there SQLite reads on through all that is equal,
-    which is the whole lane.
+    By one index descent for each column. Not ``(n.queue, ...) > (j.queue, ...)``: there SQLite
+    reads on through all that is equal, which is the whole lane.
     """
+    order = f"ORDER BY {', '.join(f'n.{name}' for name in columns)} LIMIT 1"
     found = []
-    for place in reversed(range(len(_COLUMNS))):
-        same = "".join(f" AND n.{name} = j.{name}" for name in _COLUMNS[:place])
-        beyond = f"n.{_COLUMNS[place]} > j.{_COLUMNS[place]}"
+    for place in reversed(range(len(columns))):
+        same = "".join(f" AND n.{name} = j.{name}" for name in columns[:place])
+        beyond = f"n.{columns[place]} > j.{columns[place]}"
         found.append(f"({head}{same} AND {beyond} {order})")
     return f"COALESCE({', '.join(found)})"

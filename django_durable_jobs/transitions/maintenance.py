@@ -11,6 +11,7 @@ from ..dialects.base import JOBS
 from ._lanes import Lanes, queued_lanes_sql, read_lanes
 from ._let_in import pass_on
 from ._pages import each_page, move
+from .limits import waits_sql
 
 _EXHAUSTED = (
     f"j.status = '{states.QUEUED}' AND j.attempt_count >= (j.max_attempts + j.granted_attempts)"
@@ -25,6 +26,7 @@ class Waiting:
     recover: bool
     exhaust: bool
     release: bool
+    let_in: bool
     queued: Lanes
 
 
@@ -46,17 +48,19 @@ def waiting(alias: str, *, recover: bool = True) -> Waiting:
         f" EXISTS(SELECT 1 FROM {JOBS} j WHERE {_EXHAUSTED}) AS exhaust,"
         # Likewise: beside many of them EXISTS would read the table until it meets one.
         f" (SELECT j.id FROM {JOBS} j WHERE j.status = '{states.BLOCKED}' ORDER BY j.queue,"
-        " j.handler, j.handler_version, j.fingerprint, j.id LIMIT 1) IS NOT NULL AS release) AS w"
+        " j.handler, j.handler_version, j.fingerprint, j.id LIMIT 1) IS NOT NULL AS release,"
+        f" {waits_sql()} AS let_in) AS w"
         f" LEFT JOIN ({queued_lanes_sql(alias)}) AS x ON 1 = 1"
     )
     rows = dialect_for(alias).fetch(alias, sql)
-    promote, dead, exhaust, release = map(bool, rows[0][:4])
+    promote, dead, exhaust, release, let_in = map(bool, rows[0][:5])
     return Waiting(
         promote=promote,
         recover=dead,
         exhaust=exhaust,
         release=release,
-        queued=read_lanes(row[4:] for row in rows if row[4] is not None),
+        let_in=let_in,
+        queued=read_lanes(row[5:] for row in rows if row[5] is not None),
     )
 
 

@@ -20,6 +20,7 @@ from ..transitions.blocking import (
     release_lane,
 )
 from ..transitions.claims import queued_lanes
+from ..transitions.limits import let_in_free
 from ..transitions.maintenance import exhaust, promote_due, waiting
 from ..transitions.recovery import recover_expired
 from ..transitions.workers import Capability, live_capabilities
@@ -62,9 +63,10 @@ def run_passes(
     recover: bool = True,
     lease_seconds: float | None = None,
 ) -> list[Lane]:
-    """Recover, exhaust, promote, release, block, where there is something to do.
+    """Recover, exhaust, promote, release, let in, block, where there is something to do.
 
-    ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3).
+    ``patient`` passes block a job only once it is due for two poll intervals (CONTRACT 2.3), and
+    look at some keys of limits at a time (3.12).
     ``recover`` is False where a look for expired leases is not due yet. ``lease_seconds`` is
     what the worker claims with, unless ``LEASE_SECONDS``. Gives the lanes that hold queued jobs
     which this worker can run. Where there is nothing to do it is one query.
@@ -79,6 +81,8 @@ def run_passes(
         moved += promote_due(alias)
     if found.release:
         moved += _release(alias, serving, lease_seconds)
+    if found.let_in:
+        moved += let_in_free(alias, serving, whole=not patient)
     for job in found.queued.damaged:
         _told(block_damaged(alias, job), f"blocked: job {job} is damaged, as its whole lane is")
     queued = queued_lanes(alias) if moved else found.queued.sound

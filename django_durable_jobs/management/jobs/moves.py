@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +16,7 @@ from ...models import Job, JobAttempt
 from ...pages import LIMIT_MAX, WALKED, read_page
 from ...redaction import shown_parts
 from ...transitions.operators import Done, recorded
+from ...transitions.places import limit_of
 from ...transitions.pruning import prune
 from ...worker.health import health
 from .base import Options, Subcommand, operator, shown, table
@@ -83,13 +85,28 @@ def _show(alias: str, options: Options) -> dict[str, Any]:
         for one in JobAttempt.objects.using(alias).filter(job_id=job.pk).order_by("number")
     ]
     columns = _columns(job, names) | shown_parts(job)
-    return {**columns, "ownership": job.ownership, "attempts": attempts}
+    limit = limit_of(job)
+    return {
+        **columns,
+        "ownership": job.ownership,
+        "limit": None if limit is None else dataclasses.asdict(limit),
+        "attempts": attempts,
+    }
 
 
 def _show_lines(found: dict[str, Any]) -> Iterable[str]:
-    attempts = found["attempts"]
-    rows = [[name, str(value)] for name, value in found.items() if name != "attempts"]
+    attempts, limit = found["attempts"], found["limit"]
+    rows = [
+        [name, str(value)] for name, value in found.items() if name not in ("attempts", "limit")
+    ]
     yield from table([row for row in rows if row[1] not in ("", "None")])
+    if limit is not None:
+        yield ""
+        number = "none here" if limit["number"] is None else limit["number"]
+        yield f"limit of its concurrency key: {number}; running: {limit['running']}"
+        for one in limit["holders"]:
+            since = shown(one["since"])
+            yield f"  job {one['job']} {one['job_id']} since {since} on {one['worker']}"
     for one in attempts:
         yield ""
         yield f"attempt {one['number']}: {one['status']}, {one['outcome'] or 'no outcome yet'}"

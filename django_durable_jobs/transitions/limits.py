@@ -1,0 +1,206 @@
+"""The pass that lets in who waits for a place under a concurrency limit.
+
+Whoever frees a place lets in the next in its own transaction (``_let_in``). The pass makes good
+what that cannot: a crash right after a commit, a key locked too long, a next job that nobody
+serves, a number that was raised or taken out of the code (CONTRACT 3.12).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from .. import states
+from ..dialects import dialect_for
+from ..dialects.base import JOBS, KEY_COLUMNS, PAUSES, LimitKey
+from ..handlers import registry
+from ..payloads import decode_text
+from ._lanes import after_last
+from ._let_in import IN_CLAIMS, PLACES, WAITS, let_in_next, let_in_those
+from ._pages import PAGE
+from .workers import Capability, live_capabilities
+
+# So many keys a pass looks at, and so many jobs it lets in of a key without a limit.
+KEYS = 200
+UNLIMITED = PAGE
+
+_KEY = ("handler", "concurrency_key")
+_WAIT = f"n.status = '{states.QUEUED}' AND n.concurrency_key IS NOT NULL AND n.limit_waiting = true"
+# Where each database's next look begins in this process: behind the key of that job.
+_looked_at: dict[str, int | None] = {}
+
+
+class Serves(Protocol):
+    """Which queues a worker serves, and which handler code it has."""
+
+    @property
+    def queues(self) -> Collection[str] | None: ...
+
+    @property
+    def excluded_queues(self) -> Collection[str]: ...
+
+    @property
+    def handlers(self) -> Collection[Capability]: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Free:
+    """How many may be let in of each key: of all that wait, or of those that we serve."""
+
+    next: dict[LimitKey, int] = field(default_factory=dict)
+    ours: dict[LimitKey, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.next or self.ours)
+
+
+def waits_sql() -> str:
+    """Ask whether any job waits for a place: the first of the order, not EXISTS."""
+    order = ", ".join(f"n.{name}" for name in _KEY)
+    return f"(SELECT n.id FROM {JOBS} n WHERE {_WAIT} ORDER BY {order} LIMIT 1) IS NOT NULL"
+
+
+def let_in_free(alias: str, serves: Serves, *, whole: bool = False) -> int:
+    """Let jobs in where places are free and nobody is on the way to them; give how many.
+
+    One page of keys, behind where this process looked last; all of them with ``whole``.
+    """
+    total = 0
+    after = None if whole else _looked_at.get(alias)
+    while True:
+        found = _waiting_keys(alias, after)
+        after = found[-1][0] if len(found) == KEYS else None
+        keys = [LimitKey(*texts) for _, *texts in found if None not in texts]
+        if keys:
+            total += dialect_for(alias).retried(partial(_let_in_of, alias, keys, serves))
+        if after is None or not whole:
+            break
+    _looked_at[alias] = after
+    return total
+
+
+def _waiting_keys(alias: str, after: int | None) -> list[tuple[Any, ...]]:
+    """Find the next keys with waiting jobs, each by one of its jobs: a loose index scan."""
+    dialect = dialect_for(alias)
+    head = f"SELECT n.id FROM {JOBS} n WHERE {_WAIT}"
+    following = after_last(head, _KEY)
+    if after is None:
+        first = f"({head} ORDER BY {', '.join(f'n.{name}' for name in _KEY)} LIMIT 1)"
+    else:
+        first = f"(SELECT {following} FROM {JOBS} j WHERE j.id = {int(after)})"
+    shown = ", ".join(
+        f"(SELECT {dialect.undecoded(f'j.{name}')} FROM {JOBS} j WHERE j.id = k.id)"
+        for name in _KEY
+    )
+    sql = (
+        f"WITH RECURSIVE keys (id, place) AS (SELECT {first}, 1 UNION ALL"
+        f" SELECT {following}, k.place + 1 FROM keys k JOIN {JOBS} j ON j.id = k.id"
+        f" WHERE k.place < {KEYS})"
+        f" SELECT k.id, {shown} FROM keys k WHERE k.id IS NOT NULL ORDER BY k.place"
+    )
+    return [(row[0], *map(decode_text, row[1:])) for row in dialect.fetch(alias, sql)]
+
+
+def _let_in_of(alias: str, keys: Sequence[LimitKey], serves: Serves) -> int:
+    ours, params = _served(alias, keys, serves)
+    # Looked at without a lock first: as a rule nothing is free, and nothing is to be written.
+    if not _free(alias, keys, ours, params):
+        return 0
+    with dialect_for(alias).own(alias):
+        free = _free(alias, keys, ours, params)
+        moved = let_in_next(alias, free.next)
+        if free.ours:
+            values = [(*key, places) for key, places in free.ours.items()]
+            moved += let_in_those(alias, PLACES, values, f"{WAITS} AND {ours}", params)
+    return moved
+
+
+def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any]) -> _Free:
+    """Count, for each key, who runs and who is on the way there, and say what is left.
+
+    Without the keys' locks: one let in too many is sent to wait again by the claim.
+    """
+    free = _Free()
+    limits = _limits(alias, keys)
+    free.next = {key: UNLIMITED for key in keys if key in limits and limits[key] is None}
+    numbers = {key: number for key, number in limits.items() if number is not None}
+    if not numbers:
+        return free
+    dialect = dialect_for(alias)
+    given, given_params = dialect.rows(KEY_COLUMNS, list(numbers))
+    of_key = "j.handler = g.handler AND j.concurrency_key = g.key"
+    coming = (
+        f"SELECT 1 FROM {JOBS} j WHERE j.status = '{states.QUEUED}' AND {of_key}"
+        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
+    )
+    most = max(numbers.values())
+    sql = (
+        "SELECT g.handler, g.key,"
+        f" (SELECT count(*) FROM {JOBS} j WHERE j.status = '{states.RUNNING}' AND {of_key}),"
+        f" (SELECT count(*) FROM ({coming} LIMIT {most}) AS c),"
+        f" (SELECT count(*) FROM ({coming} AND {ours} LIMIT {most}) AS c) FROM ({given}) AS g"
+    )
+    for handler, name, runs, come, ours_come in dialect.fetch(alias, sql, params | given_params):
+        key = LimitKey(handler, name)
+        left = numbers[key] - runs
+        if left > come:
+            free.next[key] = left - come
+        elif left > ours_come:
+            # Those on the way are in queues, or for code, that we do not serve: who knows when.
+            free.ours[key] = left - ours_come
+    return free
+
+
+def _limits(alias: str, keys: Sequence[LimitKey]) -> dict[LimitKey, int | None]:
+    """Give the number of each key by the code that we have; None where it has no limit.
+
+    A handler that we lack is left to a live worker that has it. Where none lives its jobs are
+    let in, so that they are blocked as all others of it.
+    """
+    names = {key.handler for key in keys}
+    numbers = {name: number_of(name) for name in names if _is_known(name)}
+    unknown = names - numbers.keys()
+    if unknown:
+        known = {handler[0] for served in live_capabilities(alias) for handler in served.handlers}
+        numbers |= dict.fromkeys(unknown - known)
+    return {key: numbers[key.handler] for key in keys if key.handler in numbers}
+
+
+def _is_known(name: str) -> bool:
+    return any(handler.name == name for handler in registry.all())
+
+
+def number_of(name: str) -> int | None:
+    """Give the greatest number that a version of a handler allows here; None for no limit."""
+    numbers = [
+        handler.concurrency
+        for handler in registry.all()
+        if handler.name == name and handler.concurrency is not None
+    ]
+    return max(numbers, default=None)
+
+
+def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, dict[str, Any]]:
+    """Give the condition that a job ``j`` of these keys is served, and its parameters."""
+    dialect = dialect_for(alias)
+    names = {key.handler for key in keys}
+    columns = {"handler": "text", "version": "integer", "fingerprint": "text"}
+    code = sorted(one for one in serves.handlers if one[0] in names)
+    given, params = dialect.rows(columns, code, name="code")
+    conditions = [
+        "(j.handler, j.handler_version, j.fingerprint) IN"
+        f" (SELECT c.handler, c.version, c.fingerprint FROM ({given}) AS c)",
+        f"j.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
+    ]
+    for name, queues, word in (
+        ("served", serves.queues, "IN"),
+        ("excluded", serves.excluded_queues or None, "NOT IN"),
+    ):
+        if queues is not None:
+            values = [(queue,) for queue in sorted(queues)]
+            given, more = dialect.rows({"queue": "text"}, values, name=name)
+            conditions.append(f"j.queue {word} (SELECT q.queue FROM ({given}) AS q)")
+            params |= more
+    return " AND ".join(conditions), params

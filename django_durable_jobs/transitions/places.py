@@ -1,0 +1,67 @@
+"""What an operator asks of a concurrency limit: which it is, and who holds its places (3.12)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from .. import states
+from ..models import Job, JobAttempt
+from .control import alias_of
+from .limits import number_of
+
+SHOWN = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """A running job that holds a place: its row's number and job id, its worker, since when."""
+
+    job: int
+    job_id: str
+    worker: str
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """The limit that a job counts under.
+
+    ``number`` is how many may run, by the code of this process; None where it has no limit for
+    the handler. ``running`` is how many do, ``holders`` the first ``SHOWN`` of these.
+    """
+
+    key: str
+    number: int | None
+    running: int
+    holders: tuple[Holder, ...]
+
+
+def limit_of(job: Job) -> Limit | None:
+    """Say under which limit a job counts, and who holds its places; None without a key.
+
+    Three indexed queries, whatever runs or waits.
+    """
+    if job.concurrency_key is None:
+        return None
+    alias = alias_of(job)
+    of_key = Job.objects.using(alias).filter(
+        status=states.RUNNING, handler=job.handler, concurrency_key=job.concurrency_key
+    )
+    first = of_key.order_by("handler", "concurrency_key", "id").only("job_id", "lease_token")
+    tokens = {one.lease_token: one for one in first[:SHOWN]}
+    attempts = JobAttempt.objects.using(alias).filter(token__in=[one for one in tokens if one])
+    return Limit(
+        key=job.concurrency_key,
+        number=number_of(job.handler),
+        running=of_key.count(),
+        holders=tuple(
+            Holder(
+                job=tokens[one.token].pk,
+                job_id=tokens[one.token].job_id,
+                worker=one.worker,
+                since=one.started_at,
+            )
+            for one in attempts.order_by("id")
+        ),
+    )
