@@ -22,20 +22,23 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "django_durable_jobs"
-FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, RACES, REPORT_RACES, ON_FINISH = (
-    f"tests/{name}.py"
+FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, LIMITS, LET_IN = (
+    f"tests/transitions/test_{name}.py"
     for name in (
-        "transitions/test_fence",
-        "transitions/test_completion",
-        "transitions/test_recovery",
-        "transitions/test_blocking",
-        "transitions/test_matrix",
-        "transitions/test_reports",
-        "races/test_transition_races",
-        "races/test_report_races",
-        "worker/test_on_finish_errors",
+        "fence",
+        "completion",
+        "recovery",
+        "blocking",
+        "matrix",
+        "reports",
+        "limits",
+        "let_in",
     )
 )
+RACES, REPORT_RACES, LIMIT_RACES = (
+    f"tests/races/test_{name}_races.py" for name in ("transition", "report", "limit")
+)
+ON_FINISH = "tests/worker/test_on_finish_errors.py"
 SECONDS = 60
 FAILED = 1  # pytest's exit status where tests have failed, and nothing else went wrong.
 
@@ -71,6 +74,17 @@ NOT_HALF = f"{ON_FINISH}::test_whatever_else_it_does_the_job_is_not_half_finishe
 PAST_ITS_LEASE = (
     "tests/races/test_completion_races.py::test_an_on_finish_that_runs_past_the_lease_stands"
 )
+RIVAL = f"{LIMIT_RACES}::test_a_rival_claim_counts_what_the_first_has_taken[1]"
+LOSES_NOBODY = f"{LIMIT_RACES}::test_an_end_beside_a_claim_that_counted_before_it_loses_nobody"
+DECISION = f"{LIMITS}::test_the_decision"
+OTHER_HANDLER = f"{LIMITS}::test_the_same_key_of_another_handler_is_another_key"
+HIDES_NOBODY = f"{LIMITS}::test_a_full_key_hides_no_other_job_however_many_are_ahead"
+FROM_BEFORE = f"{LIMITS}::test_jobs_from_before_there_was_a_limit_are_held_to_it"
+LETS_IN = f"{LIMITS}::test_what_ends_an_attempt_lets_in_the_next"
+AS_MANY = f"{LIMITS}::test_as_many_are_let_in_as_places_are_freed"
+PASSES_ON = f"{LIMITS}::test_who_was_let_in_and_leaves_passes_its_turn_on"
+WHERE_FREE = f"{LET_IN}::test_where_a_place_is_free_and_nobody_comes_the_next_are_let_in"
+NOBODY_TAKES = f"{LET_IN}::test_jobs_that_nobody_takes_do_not_keep_out_those_behind_them"
 DOOMS_COMPLETION = f"{ON_FINISH}::test_an_error_in_complete_rolls_the_handlers_transaction_back"
 
 
@@ -91,6 +105,23 @@ def _one(name: str, file: str, before: str, after: str, *tests: str) -> Mutant:
 _P, _S = "dialects/postgresql.py", "dialects/sqlite.py"
 _PC, _SC = "dialects/_postgresql_claim.py", "dialects/_sqlite_claim.py"
 _EARLY = "(extract(epoch from statement_timestamp()) * 1000000)::bigint"
+
+_COUNT_AS_IT_WAITS = """\
+        EARLY.clear()
+        if in_line:
+            from ..dialects._postgresql_claim import _HASH
+
+            given, params = dialect.rows(KEY_COLUMNS, list(in_line))
+            sql = (
+                "WITH l AS MATERIALIZED (SELECT g.handler, g.key,"
+                f" pg_advisory_xact_lock({_HASH}) AS got FROM ({given}) AS g)"
+                f" SELECT l.handler, l.key, (SELECT count(*) FROM {JOBS} j WHERE"
+                " j.status = 'running' AND j.handler = l.handler AND j.concurrency_key = l.key),"
+                " l.got FROM l"
+            )
+            for row in dialect.fetch(alias, sql, params):
+                EARLY[LimitKey(row[0], row[1])] = row[2]
+"""
 
 POSTGRESQL = [
     _one("the job's status", _P, "WHERE o.status = 'running'", "WHERE true", NOT_RUNNING),
@@ -131,6 +162,24 @@ POSTGRESQL = [
          "FROM o", DAMAGED),
     _one("an end that is being written is not lost", "worker/heartbeat.py",
          "elif one.ended or one.ctx.completed:", "elif one.ctx.completed:", PAST_ITS_LEASE),
+    _one("a key's lock", _PC, "pg_try_advisory_xact_lock({_HASH}) FROM", "true FROM", RIVAL),
+    Mutant(
+        name="a count as old as the lock's wait",
+        file="transitions/_limits.py",
+        changes=[
+            ("        if in_line:\n            dialect.wait_for_keys(alias, in_line)\n",
+             _COUNT_AS_IT_WAITS),
+            ("    if not ones:\n        return {}\n",
+             "    if EARLY:\n        return EARLY\n    if not ones:\n        return {}\n"),
+            ("# The rounds of one transaction.", "EARLY = {}\n# The rounds of one transaction."),
+        ],
+        tests=[RIVAL],
+    ),
+    _one("who is let in after the commit", "transitions/_let_in.py",
+         "if missed and connections", "if False and connections", LOSES_NOBODY),
+    _one("how many are let in", _PC, "LIMIT g.places{ROW_LOCK}", "LIMIT 500{ROW_LOCK}", AS_MANY),
+    _one("who is let in", _PC, "ORDER BY j.priority DESC, j.run_at, j.id LIMIT g.places",
+         "ORDER BY j.id LIMIT g.places", LETS_IN),
     _one("a claim's lock", _PC, "LIMIT {int(limit)}{ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
          OLD_SNAPSHOT),
 ]  # fmt: skip
@@ -168,6 +217,9 @@ SQLITE = [
          DAMAGED),
     _one("the attempt is there, at a fence", _S, "AS o WHERE 1 = 1{narrowed}", "AS o WHERE 1 = 1",
          DAMAGED),
+    _one("how many are let in", _SC, " WHERE e.key < g.places", "", AS_MANY),
+    _one("who is let in", _SC, " ORDER BY j.priority DESC, j.run_at, j.id LIMIT %(most)s",
+         " ORDER BY j.id LIMIT %(most)s", LETS_IN),
     _one("the attempt is there, unchanged", _S, "_job_write(move, owned, _ATTEMPT_IS_OPEN)",
          '_job_write(move, owned, "")', DAMAGED),
 ]  # fmt: skip
@@ -212,6 +264,38 @@ BOTH = [
          " AND j.lease_expires_at <= {dialect_for(alias).now()}", "", EXPIRED_ONLY),
     _one("the rows that hide the next", "transitions/_pages.py", "if len(page) < PAGE:",
          "if len(page) < PAGE or stuck:", NEVER_HIDE),
+    _one("a limit's number", "transitions/_limits.py", "counts[one.key] < one.limit",
+         "counts[one.key] <= one.limit", DECISION),
+    _one("a key that others have locked", "transitions/_limits.py",
+         "elif one.key not in running:", "elif False:", DECISION),
+    _one("a key's handler", "transitions/_limits.py", " AND j.handler = g.handler", "",
+         OTHER_HANDLER),
+    _one("a full key is passed over", "transitions/_limits.py",
+         "for one in (*found.full, *found.locked)", "for one in ()", HIDES_NOBODY),
+    _one("running jobs without a key", "transitions/_limits.py", "g.unkeyed IS NOT NULL\"",
+         "1 = 0\"", FROM_BEFORE),
+    _one("jobs from before get their key", "transitions/_limits.py",
+         "        _store_keys(alias, [*decision.taken, *decision.full])\n", "", FROM_BEFORE),
+    _one("let in by an end", "transitions/_let_in.py",
+         "            pass_on(alias, [row[0] for row in rows])\n", "", LETS_IN),
+    _one("let in by an end beside on_finish", "transitions/outcomes.py",
+         "            pass_on(alias, [row[0] for row in rows])\n", "            pass\n", LETS_IN),
+    _one("let in by a completion", "transitions/completion.py",
+         "        pass_on(alias, [job])\n", "        pass\n", LETS_IN),
+    _one("let in by a recovery", "transitions/recovery.py",
+         "    pass_on(alias, moved)\n", "", LETS_IN),
+    _one("let in by a recovery by hand", "transitions/recovery.py",
+         "    pass_on(alias, [row.pk])\n", "", LETS_IN),
+    _one("a turn passed on by a cancel", "transitions/control.py",
+         "            pass_on(alias, [row.pk])\n", "            pass\n", PASSES_ON),
+    _one("a turn passed on by a block", "transitions/blocking.py",
+         "        pass_on(alias, moved)\n", "", PASSES_ON),
+    _one("a turn passed on by exhaustion", "transitions/maintenance.py",
+         "        pass_on(alias, moved)\n", "", PASSES_ON),
+    _one("who is on the way", "transitions/limits.py", "= left - come", "= left",
+         WHERE_FREE),
+    _one("who is on the way, in our queues", "transitions/limits.py", "elif left > ours_come:",
+         "elif False:", NOBODY_TAKES),
     _one("the source of a pass", "transitions/_pages.py",
          "WHERE status || '' = '{source}' AND id", "WHERE id", STILL_QUEUED),
 ]  # fmt: skip
