@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Cast
 from django.utils.translation import gettext_lazy as _
 
 from . import states
@@ -167,10 +168,10 @@ class Job(models.Model):
                 condition=Q(status=states.RUNNING),
                 name="durable_job_running",
             ),
-            # Jobs with a key that wait for a claim, those outside of it first or last: who waits
-            # for a place, who is let in, and each key's next.
+            # Queued jobs with a key, those that wait for a place apart, and each key's next first.
+            # By a number, so that what is asked of it does not also fit the claim's index.
             models.Index(
-                "limit_waiting",
+                Cast("limit_waiting", models.IntegerField()),
                 "handler",
                 "concurrency_key",
                 F("priority").desc(),

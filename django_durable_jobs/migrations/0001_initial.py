@@ -2,6 +2,7 @@
 
 import django.db.models.deletion
 import django.db.models.expressions
+import django.db.models.functions.comparison
 from django.db import migrations, models
 
 import django_durable_jobs.fields
@@ -275,7 +276,9 @@ class Migration(migrations.Migration):
                         name="durable_job_running",
                     ),
                     models.Index(
-                        models.F("limit_waiting"),
+                        django.db.models.functions.comparison.Cast(
+                            "limit_waiting", models.IntegerField()
+                        ),
                         models.F("handler"),
                         models.F("concurrency_key"),
                         models.OrderBy(models.F("priority"), descending=True),

@@ -30,7 +30,8 @@ KEYS_AT_ONCE = 64
 LINE_SECONDS = 0.25
 
 PLACES = {**KEY_COLUMNS, "places": "integer"}
-IN_CLAIMS, WAITS = "j.limit_waiting = false", "j.limit_waiting = true"
+# In the words of the index on queued jobs with a key.
+IN_CLAIMS, WAITS = (f"CAST(j.limit_waiting AS integer) = {number}" for number in (0, 1))
 
 
 def fenced_and_let_in(

@@ -27,7 +27,10 @@ KEYS = 200
 UNLIMITED = PAGE
 
 _KEY = ("handler", "concurrency_key")
-_WAIT = f"n.status = '{states.QUEUED}' AND n.concurrency_key IS NOT NULL AND n.limit_waiting = true"
+_WAIT = (
+    f"n.status = '{states.QUEUED}' AND n.concurrency_key IS NOT NULL"
+    " AND CAST(n.limit_waiting AS integer) = 1"
+)
 # Where each database's next look begins in this process: behind the key of that job.
 _looked_at: dict[str, int | None] = {}
 
