@@ -175,6 +175,35 @@ def fencing(ctx: JobContext, payload: Gate) -> None:
         gated(ctx, payload)
 
 
+@dataclass
+class Keyed(Work):
+    key: str | None = None
+
+
+# How many the code of a process allows: old and new code may differ.
+_AT_ONCE = int(os.environ.get("TEST_LIMIT", "2"))
+
+
+@job(
+    "testapp.keyed",
+    max_attempts=30,
+    concurrency=_AT_ONCE,
+    concurrency_key=lambda payload: payload.key,
+)
+def keyed(ctx: JobContext, payload: Keyed) -> str:
+    return work(ctx, payload)
+
+
+@job("testapp.scoped", max_attempts=30, concurrency=1, concurrency_key="scope")
+def scoped(ctx: JobContext, payload: Work) -> str:
+    return work(ctx, payload)
+
+
+@job("testapp.alone", max_attempts=30, concurrency=1)
+def alone(ctx: JobContext, payload: Gate) -> dict[str, int]:
+    return obedient(ctx, payload)
+
+
 def add(account: str, amount: int) -> None:
     from .models import Business
 
