@@ -49,6 +49,10 @@ class Gate:
 def nothing(ctx: JobContext) -> None: ...
 
 
+@job("testapp.nothing_async")
+async def nothing_async(ctx: JobContext) -> None: ...
+
+
 @job("testapp.line")
 def line(ctx: JobContext, payload: Line) -> None:
     # One short write to a file opened for appending is never torn.
