@@ -21,6 +21,7 @@ CROWD = {"finished": 1_000_000, "future": 1_000_000, "running": 50_000}
 OTHER_QUEUE = 1_000_000
 NEWER_CODE = 200_000
 CLAIMS, CLAIM_LIMIT, PEER_CLAIMS = 200, 16, 20
+FULL_KEYS, AT_LIMIT = 10_000, 100_000
 SCHEDULES, PASSES = 1_000, 200
 CHECKS, CHECK_ROUNDS = 20_000, 15
 
@@ -118,6 +119,26 @@ def claim(bench: Bench) -> None:
         _claims(bench, DURABLE, "behind jobs for newer code", newest)
 
 
+def limits(bench: Bench) -> None:
+    """Time one claim under limits, and one without, alone and beside keys that are full."""
+    keys = bench.scaled(FULL_KEYS, least=100)
+    crowded = {"keys": keys, "waiting": bench.scaled(AT_LIMIT, least=1_000)}
+    for _ in bench.rounds():
+        for handler in ("noop", "limited"):
+            for what, base in (
+                ("empty table", bench.base(DURABLE)),
+                ("beside full keys", bench.base(DURABLE, "at_limit", **crowded)),
+            ):
+                sizes = {"count": bench.scaled(CLAIMS, least=20), "limit": CLAIM_LIMIT}
+                with bench.fresh(base) as place:
+                    bench.database.settle(place)
+                    found = probe(
+                        DURABLE, place, "claims", queue="served", handler=handler, **sizes
+                    )
+                value = found["claim"]["median"]
+                bench.record("limits", DURABLE, f"{handler}, {what}", value, "ms", **sizes, **found)
+
+
 def _claims(bench: Bench, side: Side, what: str, base: str) -> None:
     sizes = {"count": bench.scaled(PEER_CLAIMS, least=5)}
     if side is DURABLE:
@@ -172,6 +193,7 @@ FIGURES = {
     "drain": drain,
     "crowd": crowd,
     "claim": claim,
+    "limits": limits,
     "schedules": schedules,
     "checks": checks,
 }

@@ -53,6 +53,14 @@ RATIOS = (
     _of("claim", "beside another queue / empty table", "beside another queue", "empty table"),
     _of("claim", "behind newer code / empty table", "behind jobs for newer code", "empty table"),
     _of("claim", "the peer's same", "beside another queue", "empty table", PEER.name),
+    _of(
+        "limits",
+        "beside full keys / empty table",
+        "limited, beside full keys",
+        "limited, empty table",
+    ),
+    _of("limits", "the same without a limit", "noop, beside full keys", "noop, empty table"),
+    _of("limits", "with a limit / without", "limited, empty table", "noop, empty table"),
 )
 
 

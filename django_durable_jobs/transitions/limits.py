@@ -136,7 +136,9 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     of_key = "j.handler = g.handler AND j.concurrency_key = g.key"
     coming = (
         f"SELECT 1 FROM {JOBS} j WHERE j.status = '{states.QUEUED}' AND {of_key}"
-        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
+        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS} AND j.run_at <= {dialect.now()}"
+        " AND j.cancel_requested_at IS NULL"
+        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
     )
     most = max(numbers.values())
     sql = (

@@ -7,7 +7,8 @@ made, refusals by the name of the error that the caller gets.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
@@ -43,6 +44,7 @@ class Request:
     dedupe_key: str | None
     run_at: datetime | None
     retry_on_interrupt: bool
+    concurrency_key: str | None = None
 
     @property
     def identity(self) -> tuple[str, str | None]:
@@ -93,6 +95,7 @@ class Job:
     status: str
     max_attempts: int
     blocked_reason: str | None = None
+    limit_waiting: bool = False
     attempt_count: int = 0
     granted_attempts: int = 0
     cancel_requested_at: datetime | None = None
@@ -109,6 +112,16 @@ class Job:
     @property
     def lane(self) -> Lane:
         return Lane(self.request.queue, self.request.handler)
+
+    @property
+    def limit_key(self) -> tuple[str, str] | None:
+        key = self.request.concurrency_key
+        return None if key is None else (self.request.handler, key)
+
+    @property
+    def place(self) -> tuple[int, datetime, int]:
+        """Where it stands in the order of claims (4.1)."""
+        return (-self.request.priority, self.run_at, self.number)
 
     @property
     def executions_left(self) -> bool:
@@ -161,8 +174,9 @@ class Finished:
 class Oracle:
     """All jobs of one database, and the instant that decides."""
 
-    def __init__(self, now: datetime) -> None:
+    def __init__(self, now: datetime, limits: Mapping[str, int]) -> None:
         self.now = now
+        self.limits = limits
         self.jobs: list[Job] = []
         self.paused: set[str] = set()
         self.tokens: dict[str, int] = {}
@@ -220,23 +234,79 @@ class Oracle:
         return {
             job.lane
             for job in self.jobs
-            if job.status == status and not (status == "queued" and job.lane.queue in self.paused)
+            if job.status == status
+            and not job.limit_waiting
+            and not (status == "queued" and job.lane.queue in self.paused)
         }
 
     def claimable(self, lanes: Iterable[Lane], limit: int) -> list[int]:
         """Give what a claim takes, in its order (3.1, 4.1)."""
+        return self._decided(lanes, limit)[0]
+
+    def claim(self, lanes: Iterable[Lane], limit: int) -> list[int]:
+        """Give what a claim takes; the jobs of the full keys that it meets begin to wait (3.12)."""
+        taken, full = self._decided(lanes, limit)
+        for job in self.jobs:
+            if job.status == "queued" and job.limit_key in full and job.number not in taken:
+                job.limit_waiting = True
+        return taken
+
+    def _decided(self, lanes: Iterable[Lane], limit: int) -> tuple[list[int], set[tuple[str, str]]]:
         wanted = self.lanes("queued") & set(lanes)
-        found = [
-            job
-            for job in self.jobs
-            if job.status == "queued"
-            and job.lane in wanted
+        found = [job for job in self.jobs if job.lane in wanted and self._can_start(job)]
+        running = self._running()
+        taken: list[int] = []
+        full: set[tuple[str, str]] = set()
+        for job in sorted(found, key=lambda job: job.place):
+            if len(taken) == limit:
+                break
+            key = job.limit_key
+            if key is not None and running[key] >= self.limits[key[0]]:
+                full.add(key)
+                continue
+            taken.append(job.number)
+            if key is not None:
+                running[key] += 1
+        return taken, full
+
+    def _can_start(self, job: Job) -> bool:
+        return (
+            job.status == "queued"
+            and not job.limit_waiting
             and job.run_at <= self.now
             and not job.cancelled
             and job.executions_left
-        ]
-        found.sort(key=lambda job: (-job.request.priority, job.run_at, job.number))
-        return [job.number for job in found[:limit]]
+        )
+
+    def _running(self) -> Counter[tuple[str, str]]:
+        """Count the running jobs of each key, whoever holds them."""
+        return Counter(
+            job.limit_key for job in self.jobs if job.status == "running" and job.limit_key
+        )
+
+    def _let_in(self, freed: Iterable[Job]) -> None:
+        """One of its key for each of these jobs (3.12)."""
+        for job in list(freed):
+            self._let_in_next([one for one in self.jobs if one.limit_key == job.limit_key], 1)
+
+    def _let_in_next(self, jobs: Iterable[Job], places: int) -> None:
+        waiting = sorted((one for one in jobs if one.limit_waiting), key=lambda one: one.place)
+        for one in waiting[:places]:
+            one.limit_waiting = False
+
+    def let_in_free(self) -> None:
+        """The pass: where places are free and nobody is on the way, in all queues, then ours."""
+        running = self._running()
+        for key in {job.limit_key for job in self.jobs if job.limit_waiting}:
+            assert key is not None
+            of_key = [job for job in self.jobs if job.limit_key == key]
+            ours = [job for job in of_key if job.lane.queue not in self.paused]
+            left = self.limits[key[0]] - running[key]
+            for group in (of_key, ours):
+                places = left - sum(map(self._can_start, group))
+                if places > 0:
+                    self._let_in_next(group, places)
+                    break
 
     def claimed(self, number: int, token: str, worker: str, lease: timedelta) -> None:
         job = self.jobs[number]
@@ -295,6 +365,7 @@ class Oracle:
         self.fence(token, inside=inside)
         job, attempt = self._whole(token)
         self._end(job, attempt, End(result=result))
+        self._let_in([job])
 
     def _attempts(self, token: str) -> list[Attempt]:
         return self.jobs[self.tokens[token]].attempts
@@ -319,6 +390,7 @@ class Oracle:
             job.leave_running("cancelled" if job.cancelled else status, self.now)
             job.blocked_reason = reason if job.status == "blocked" else None
             changed[job.number] = job.status
+        self._let_in(self.jobs[number] for number in changed)
         return changed
 
     def finish(self, ends: Iterable[tuple[str, End]]) -> Finished:
@@ -333,6 +405,7 @@ class Oracle:
             else:
                 self._end(job, job.open_attempt, end)
                 finished.written[token] = job.status
+        self._let_in(self.jobs[self.tokens[token]] for token in finished.written)
         return finished
 
     def is_ended(self, token: str) -> bool:
@@ -378,6 +451,8 @@ class Oracle:
         found = self.exhausted()
         for job in found:
             job.status, job.finished_at, job.error_category = "failed", self.now, "exhausted"
+            job.limit_waiting = False
+        self._let_in(found)
         return len(found)
 
     def expired(self) -> list[Job]:
@@ -394,6 +469,7 @@ class Oracle:
         found = [job for job in self.expired() if job.open_attempt is not None]
         for job in found:
             self._lose(job, [job.open_attempt], job.request.retry_on_interrupt)
+        self._let_in(found)
         return len(found)
 
     def _lose(self, job: Job, attempts: Iterable[Attempt | None], requeue: bool) -> None:
@@ -415,10 +491,14 @@ class Oracle:
         found = [
             job
             for job in self.jobs
-            if job.lane == lane and job.status == "queued" and job.run_at <= due
+            if job.lane == lane
+            and job.status == "queued"
+            and not job.limit_waiting
+            and job.run_at <= due
         ]
         for job in found:
             job.status, job.blocked_reason = "blocked", reason
+        self._let_in(found)
         return len(found)
 
     def release_lane(self, lane: Lane) -> int:
@@ -448,7 +528,11 @@ class Oracle:
             job.cancel_requested_at = self.now
         if job.status == "running":
             return "requested"
+        had_turn = job.status == "queued" and not job.limit_waiting
         job.status, job.blocked_reason, job.finished_at = "cancelled", None, self.now
+        job.limit_waiting = False
+        if had_turn:
+            self._let_in([job])
         return "cancelled"
 
     def retry(self, number: int, extra: int) -> str:
@@ -482,6 +566,7 @@ class Oracle:
         else:
             ended = [job.open_attempt]
         self._lose(job, ended, job.request.retry_on_interrupt if requeue is None else requeue)
+        self._let_in([job])
         return job.status
 
     # -- what is read

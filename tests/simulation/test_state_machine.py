@@ -75,6 +75,8 @@ JOB_COLUMNS = (
     "run_at",
     "status",
     "blocked_reason",
+    "concurrency_key",
+    "limit_waiting",
     "attempt_count",
     "granted_attempts",
     "cancel_requested_at",
@@ -103,7 +105,12 @@ ATTEMPT_COLUMNS = (
 # -- what the handlers do when ``drain()`` runs them, told by the payload
 
 RETURNS, RAISES, GIVES_UP, RETRIES_LATER, REPORTS, COMPLETES, ROLLS_BACK = range(7)
-BACKOFF = {"simulated.steady": timedelta(seconds=60), "simulated.fragile": timedelta(seconds=5)}
+BACKOFF = {
+    "simulated.steady": timedelta(seconds=60),
+    "simulated.fragile": timedelta(seconds=5),
+    "simulated.limited": timedelta(seconds=5),
+}
+LIMITS = {"simulated.limited": 1}
 
 
 def act(ctx: Any, payload: int) -> Any:
@@ -138,6 +145,21 @@ def register_handlers() -> None:
     def fragile(ctx, payload: int) -> dict[str, int]:
         return act(ctx, payload)
 
+    @job(
+        "simulated.limited",
+        timeout=5,
+        backoff=BACKOFF["simulated.limited"],
+        concurrency=LIMITS["simulated.limited"],
+        concurrency_key=key_of,
+    )
+    def limited(ctx, payload: int) -> dict[str, int]:
+        return act(ctx, payload)
+
+
+def key_of(payload: int) -> str | None:
+    """Two keys, and none for some."""
+    return None if payload == GIVES_UP else f"k{payload % 2}"
+
 
 HANDLERS = tuple(BACKOFF)
 QUEUES = ("default", "slow")
@@ -166,7 +188,8 @@ REASONS = st.sampled_from(["unknown_handler", "schema_mismatch", "invalid_policy
 
 def _request(**values: Any) -> Request:
     fragile = values["handler"] == "simulated.fragile"
-    return Request(**values, retry_on_interrupt=not fragile)
+    key = key_of(values["payload"]) if values["handler"] in LIMITS else None
+    return Request(**values, retry_on_interrupt=not fragile, concurrency_key=key)
 
 
 REQUESTS = st.builds(
@@ -226,7 +249,7 @@ class JobsMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.oracle = Oracle(START)
+        self.oracle = Oracle(START, LIMITS)
         self.pks: list[int] = []
         self.tokens: list[str] = []
         self.business: list[str] = []
@@ -351,8 +374,10 @@ class JobsMachine(RuleBasedStateMachine):
     def repeat(self, pick: int, door: str, changed: str | None) -> None:
         """Ask again, exactly or not, for a job that is there."""
         known = self.oracle.jobs[pick % len(self.oracle.jobs)].request
+        payload = (known.payload + 1) % 7
+        key = key_of(payload) if known.handler in LIMITS else None
         changes: dict[str, Any] = {
-            "payload": {"payload": (known.payload + 1) % 7},
+            "payload": {"payload": payload, "concurrency_key": key},
             "run_at": {"run_at": START + timedelta(minutes=7)},
         }.get(changed or "", {})
         self._submit(replace(known, **changes), door)
@@ -451,7 +476,7 @@ class JobsMachine(RuleBasedStateMachine):
             worker=worker,
             lease_seconds=lease,
         )
-        expected = self.oracle.claimable(lanes, limit)
+        expected = self._expected_claim(lanes, limit)
         assert [one.id for one in found] == [self.pks[number] for number in expected]
         for number, one in zip(expected, found, strict=True):
             self._learn_claim(number, one.token, worker, timedelta(seconds=lease))
@@ -459,6 +484,12 @@ class JobsMachine(RuleBasedStateMachine):
             left = one.max_attempts + one.granted_attempts - one.attempt_count
             assert (one.attempt_count, left >= 0) == (model.attempt_count, True)
             assert (one.payload, one.job_id) == (str(model.request.payload), model.request.job_id)
+
+    def _expected_claim(self, lanes: tuple[Lane, ...], limit: int) -> list[int]:
+        waited = sum(one.limit_waiting for one in self.oracle.jobs)
+        expected = self.oracle.claim(lanes, limit)
+        self.seen["sent to wait"] += sum(one.limit_waiting for one in self.oracle.jobs) - waited
+        return expected
 
     def _learn_claim(self, number: int, token: str, worker: str, lease: timedelta) -> None:
         assert token not in self.oracle.tokens, "a token appeared twice"
@@ -492,7 +523,9 @@ class JobsMachine(RuleBasedStateMachine):
             for _ in range(times):
                 self.compare(
                     "complete",
-                    lambda: completion.complete("default", *self.holder(token), '{"n":1}'),
+                    lambda: completion.complete(
+                        "default", *self.holder(token), '{"n":1}', is_keyed=self._is_keyed(token)
+                    ),
                     lambda: self.oracle.complete(token, {"n": 1}, inside=inside),
                 )
 
@@ -584,6 +617,9 @@ class JobsMachine(RuleBasedStateMachine):
             return End(status="cancelled", outcome="stopped", final_status="cancelled")
         return end
 
+    def _is_keyed(self, token: str) -> bool:
+        return self.oracle.jobs[self.oracle.tokens[token]].limit_key is not None
+
     def _outcome(self, token: str, end: End) -> outcomes.Outcome:
         pk, _ = self.holder(token)
         return outcomes.Outcome(
@@ -595,6 +631,7 @@ class JobsMachine(RuleBasedStateMachine):
             result=None if end.result is None else '{"n":1}',
             retry_delay=None if end.delay is None else end.delay // timedelta(microseconds=1),
             stopped_by_worker=end.stopped_by_worker,
+            is_keyed=self._is_keyed(token),
             error_category=end.category,
         )
 
@@ -663,7 +700,7 @@ class JobsMachine(RuleBasedStateMachine):
         attempts = drain(max_jobs=max_jobs)
         for attempt in attempts:
             self._passes()
-            (number,) = self.oracle.claimable(LANES, 1)
+            (number,) = self._expected_claim(LANES, 1)
             assert attempt.job_id == self.pks[number]
             self._learn_claim(number, attempt.token, "testing.drain", timedelta(hours=2))
             model = self.oracle.jobs[number]
@@ -679,7 +716,7 @@ class JobsMachine(RuleBasedStateMachine):
             self.seen["drained"] += 1
         if len(attempts) < max_jobs:
             self._passes()
-            assert self.oracle.claimable(LANES, 1) == []
+            assert self._expected_claim(LANES, 1) == []
 
     def _passes(self) -> None:
         self.oracle.recover_expired()
@@ -687,6 +724,7 @@ class JobsMachine(RuleBasedStateMachine):
         self.oracle.promote()
         for lane in self.oracle.lanes("blocked"):
             self.oracle.release_lane(lane)
+        self.oracle.let_in_free()
 
     def _end_of(self, model: oracle.Job) -> End:
         payload = model.request.payload
@@ -925,6 +963,17 @@ class JobsMachine(RuleBasedStateMachine):
         assert numbers == list(range(1, row["attempt_count"] + 1))
 
     @invariant()
+    def no_key_has_more_running_than_its_limit(self) -> None:
+        running = Counter(
+            Job.objects.filter(status="running", concurrency_key__isnull=False).values_list(
+                "handler", "concurrency_key"
+            )
+        )
+        assert all(count <= LIMITS[handler] for (handler, _), count in running.items()), running
+        waiting = sum(one.limit_waiting for one in self.oracle.jobs)
+        self.seen["waits for a place"] += waiting
+
+    @invariant()
     def every_token_is_known_and_unique(self) -> None:
         assert len(self.tokens) == len(set(self.tokens))
 
@@ -943,6 +992,7 @@ class JobsMachine(RuleBasedStateMachine):
         assert waiting.recover == bool(self.oracle.expired())
         assert waiting.exhaust == bool(self.oracle.exhausted())
         assert waiting.release == any(one.status == "blocked" for one in jobs)
+        assert waiting.let_in == any(one.limit_waiting for one in jobs)
         for found, status in (
             (claims.queued_lanes("default"), "queued"),
             (blocking.blocked_lanes("default"), "blocked"),
@@ -981,6 +1031,8 @@ SEEN_SOON = frozenset(
         "rolled back",
         "submit IdentityConflict",
         "submit gave",
+        "sent to wait",
+        "waits for a place",
     }
 )
 SEEN_AT_LENGTH = SEEN_SOON | {

@@ -18,12 +18,13 @@ from timing import Run, drained, rates, summary
 
 from .bare import BareInserts
 from .checking import checks
-from .jobs import noop
+from .jobs import limited, noop
 from .plans import plans
-from .rows import crowd, queued
+from .rows import at_limit, crowd, queued
 from .scheduling import schedules
 
 __all__ = [
+    "at_limit",
     "bulk",
     "checks",
     "claims",
@@ -37,6 +38,7 @@ __all__ = [
     "schedules",
 ]
 
+HANDLERS = {"noop": noop, "limited": limited}
 WARM_UP = 50
 LEASE_SECONDS = 60
 
@@ -88,10 +90,10 @@ def result(*, after: int, count: int) -> dict[str, float]:
     )
 
 
-def claims(*, count: int, limit: int, queue: str) -> dict[str, Any]:
+def claims(*, count: int, limit: int, queue: str, handler: str = "noop") -> dict[str, Any]:
     """Time claims of a worker that serves one queue and knows the handlers of this process."""
     warm_up = max(3, count // 10)
-    noop.submit_many(range((count + warm_up) * limit), queue=queue)
+    HANDLERS[handler].submit_many(range((count + warm_up) * limit), queue=queue)
     settle()
     looks, takes = [], []
     for _ in range(count + warm_up):

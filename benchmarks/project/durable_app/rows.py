@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from django.core.management import call_command
 from django.db import connection
@@ -11,7 +13,7 @@ from django_durable_jobs.transitions.claims import claim, queued_lanes
 
 from copies import columns_of, copy_row, ordered_id, settle, token
 
-from .jobs import noop
+from .jobs import limited, noop
 
 JOBS = Job._meta.db_table
 ATTEMPTS = JobAttempt._meta.db_table
@@ -40,6 +42,17 @@ def queued(*, count: int, queue: str, version: int = 1, priority: int = 0) -> di
     return {"rows": Job.objects.count()}
 
 
+def at_limit(*, keys: int, waiting: int) -> dict[str, int]:
+    """Fill with full keys: one job of each runs, and others wait for its place, before all."""
+    _running(keys, {"concurrency_key": "'full-' || g.n"}, limited)
+    origin = limited.submit(-1, priority=HIGHEST)
+    Job.objects.filter(pk=origin.pk).update(limit_waiting=True)
+    key = f"'full-' || (1 + g.n %% {keys})"
+    copy_row(JOBS, origin.pk, waiting - 1, {"job_id": ordered_id("e"), "concurrency_key": key})
+    settle()
+    return {"waiting": Job.objects.filter(limit_waiting=True).count()}
+
+
 def _finished(count: int) -> None:
     origin = noop.submit(0)
     call_command("runjobs", drain=True, verbosity=0)
@@ -50,12 +63,13 @@ def _finished(count: int) -> None:
     _copy_attempts(origin.pk, {"token": token()})
 
 
-def _running(count: int) -> None:
-    origin = noop.submit(0)
+def _running(count: int, changes: Mapping[str, str] | None = None, handler: Any = noop) -> None:
+    origin = handler.submit(-1)
     claim("default", queued_lanes("default"), limit=1, worker="elsewhere", lease_seconds=3600)
     far = int(FAR.total_seconds()) * MICROSECONDS
     values = {"lease_token": token(), "lease_expires_at": f"t.lease_expires_at + {far}"}
-    copy_row(JOBS, origin.pk, count - 1, {**values, "job_id": ordered_id("b")})
+    values |= {"job_id": ordered_id("b"), **(changes or {})}
+    copy_row(JOBS, origin.pk, count - 1, values)
     _copy_attempts(origin.pk, {"token": "j.lease_token"})
 
 
