@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 from django.db import DatabaseError
 
@@ -14,7 +15,8 @@ from ..transitions._fence import GONE, standings
 from ..transitions.leases import cancel_requests, renew
 from . import connections
 from .held import Held, HeldJobs
-from .supervised import is_transient
+from .stalls import longest_renewal
+from .supervised import Loop, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -32,6 +34,25 @@ class Heartbeat:
         self._alias = alias
         self._held = held
         self._some_busy = False
+
+    def loops(self) -> list[Loop]:
+        """Give the renewal, and the watch for cancels."""
+        return [
+            Loop(
+                "renewal",
+                self._alias,
+                self.renew,
+                interval=self.interval,
+                longest_backoff=float(settings.LEASE_SECONDS) / 6,
+                longest_answer=longest_renewal,
+            ),
+            Loop(
+                "cancel watch",
+                self._alias,
+                self.watch_cancels,
+                interval=partial(float, settings.POLL_SECONDS),
+            ),
+        ]
 
     def interval(self) -> float:
         """A third of the lease; sooner while a row that we own is locked by somebody."""

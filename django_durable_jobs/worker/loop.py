@@ -8,9 +8,7 @@ import os
 import queue
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from .. import __version__, states
@@ -20,14 +18,12 @@ from ..dialects.base import Lane
 from ..exceptions import LockTimeout
 from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
-from ..transitions.workers import BEAT_SECONDS
 from . import connections
 from .blocking import block
 from .calls import Caller
 from .chores import Chores
 from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
-from .finisher import longest_wait
 from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
@@ -40,18 +36,14 @@ from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
 from .pulse import Pulse
 from .scheduling import Scheduling
-from .shutdown import end_stuck, give_back_unbegun
+from .shutdown import LAST_SECONDS, Shutdown
 from .slots import Slots
-from .stalls import Watched, longest_answer, longest_pass, longest_renewal
+from .stalls import Watched, longest_answer, longest_pass
 from .supervised import Loop, backoff, is_transient, stop_all
 from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
-# At a shutdown results wait so long for a database that is away or busy.
-RESULTS_SECONDS = 30.0
-# What else is waited for once it is known that threads are left behind.
-LAST_SECONDS = 0.5
 # A job that has begun meanwhile may be overdue sooner than those known at the last look.
 HARD_LIMIT_SECONDS = 0.5
 
@@ -77,7 +69,6 @@ class Worker:
         heartbeat_file: HeartbeatFile | None = None,
     ) -> None:
         self.options = options
-        self._owns_process = owns_process
         self._parent = parent
         self._heartbeat_file = heartbeat_file
         self._lifetime = Lifetime(seconds=options.max_runtime, mebibytes=options.max_memory)
@@ -109,52 +100,44 @@ class Worker:
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
         self._ends = Ends(self._alias, self._settle)
         self._hard_limit = HardLimit(self._held, self._ends, self._forget)
+        self._shutdown = Shutdown(
+            self._alias,
+            held=self._held,
+            ends=self._ends,
+            slots=self._slots,
+            hard_limit=self._hard_limit,
+            watched=self._watched,
+            owns_process=owns_process,
+            is_stopping=lambda: self._stopping,
+            wait=self._wait_for_a_nudge,
+        )
         heartbeat = self._heartbeat = Heartbeat(self._alias, self._held)
-        poll = partial(float, settings.POLL_SECONDS)
         self._second_look = math.inf
-        self._loops = [
-            Loop(
-                "renewal",
-                self._alias,
-                heartbeat.renew,
-                interval=heartbeat.interval,
-                longest_backoff=float(settings.LEASE_SECONDS) / 6,
-                longest_answer=longest_renewal,
-            ),
-            Loop("cancel watch", self._alias, heartbeat.watch_cancels, interval=poll),
-            Loop(
-                "hard limit",
-                self._alias,
-                self._look_at_limits,
-                interval=lambda: min(HARD_LIMIT_SECONDS, self._hard_limit.interval()),
-            ),
-        ]
+        self._loops = [*heartbeat.loops(), self._limits_loop()]
         if not options.once:
-            self._loops.append(self._chores.loop)
             # A drain is a live worker too: others leave to it what only it can run.
-            self._loops.append(
-                Loop("presence", self._alias, self._presence.beat, interval=lambda: BEAT_SECONDS)
-            )
+            self._loops += [self._chores.loop, self._presence.loop]
         if options.fires_schedules:
-            self._loops.append(self._schedules_loop())
+            scheduling = Scheduling(
+                self._alias, fired=self._nudge, is_stopping=lambda: self._stopping
+            )
+            self._loops.append(scheduling.loop)
         if not options.until_idle and settings.NOTIFY:
             self._listen()
+
+    def _limits_loop(self) -> Loop:
+        return Loop(
+            "hard limit",
+            self._alias,
+            self._look_at_limits,
+            interval=lambda: min(HARD_LIMIT_SECONDS, self._hard_limit.interval()),
+        )
 
     def _listen(self) -> None:
         listener = dialect_for(self._alias).listener(self._alias)
         if listener is not None:
             wake_up = WakeUp(listener, self._serving, self._hear)
             self._loops.append(Loop("listen", self._alias, wake_up.step, interval=lambda: 0))
-
-    def _schedules_loop(self) -> Loop:
-        scheduling = Scheduling(self._alias, fired=self._nudge, is_stopping=lambda: self._stopping)
-        return Loop(
-            "schedules",
-            self._alias,
-            scheduling.step,
-            interval=scheduling.interval,
-            longest_answer=longest_pass,
-        )
 
     def stop(self) -> None:
         """Claim and schedule nothing more and let the handlers finish (CONTRACT 4.7)."""
@@ -172,7 +155,7 @@ class Worker:
                 self._work()
                 if self._parent is not None and self._is_replaced():
                     self._parent.retire()
-                code = self._shut_down()
+                code = DRAINED if self._shutdown.run() else GAVE_UP
             return code
         finally:
             # Threads that are left behind may hold what ours wait for.
@@ -318,8 +301,11 @@ class Worker:
     def _rest(self, end: float) -> None:
         """Wait until that monotonic time, or until told to stop."""
         while not self._stopping and (left := end - time.monotonic()) > 0:
-            with suppress(queue.Empty):
-                self._wake.get(timeout=left)
+            self._wait_for_a_nudge(left)
+
+    def _wait_for_a_nudge(self, seconds: float) -> None:
+        with suppress(queue.Empty):
+            self._wake.get(timeout=seconds)
 
     def _make_passes(self, *, recover: bool) -> list[Lane]:
         patient = not self.options.drain
@@ -406,49 +392,3 @@ class Worker:
         log_group(held, ended, report)
         self._chores.notice_retries(ended, report)
         self._nudge()
-
-    # -- ending
-
-    def _shut_down(self) -> int:
-        """Wait for the handlers; ask them to stop; write what has ended (CONTRACT 4.7)."""
-        self._wait_until(self._is_idle)
-        if self._stopping:
-            self._stop_handlers()
-        # Results are written first: what does not end must not cost them their leases (4.8).
-        self._wait_until(self._has_no_results, time.monotonic() + RESULTS_SECONDS)
-        stuck = [held for held in self._held.all() if not held.ended]
-        end = time.monotonic() + longest_wait()
-        if stuck and self._owns_process:
-            with self._watched.waiting():
-                end_stuck(self._alias, stuck, self._ends.put_elsewhere, until=end)
-        written = self._ends.stop(max(LAST_SECONDS, end - time.monotonic()))
-        in_time = written and not stuck and not self._hard_limit.lost_slots
-        self._slots.stop(timeout=5.0 if in_time else 0.1)
-        return DRAINED if in_time else GAVE_UP
-
-    def _stop_handlers(self) -> None:
-        logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))
-        end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
-        with self._watched.waiting():
-            give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
-        self._wait_until(self._is_idle, end)
-        for held in self._held.all():
-            held.ctx.mark_stop_requested()
-        self._wait_until(self._is_idle, time.monotonic() + float(settings.TIMEOUT_GRACE_SECONDS))
-
-    def _has_no_results(self) -> bool:
-        """Tell whether all that is held has no result, or an ``on_finish`` that runs on."""
-        return all(
-            not held.ended or held.overdue or self._ends.runs_on(held) for held in self._held.all()
-        )
-
-    def _wait_until(self, is_so: Callable[[], bool], end: float | None = None) -> None:
-        """Wait until that monotonic time; without one, until told to stop."""
-        while not is_so():
-            if end is None and self._stopping:
-                return
-            left = 1.0 if end is None else end - time.monotonic()
-            if left <= 0:
-                return
-            with suppress(queue.Empty):
-                self._wake.get(timeout=min(left, 0.25))

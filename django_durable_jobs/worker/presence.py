@@ -7,9 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ..dialects import dialect_for
-from ..transitions.workers import beat, deregister, register
+from ..transitions.workers import BEAT_SECONDS, beat, deregister, register
 from .options import WorkerOptions
 from .passes import Serving
+from .supervised import Loop
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -24,6 +25,7 @@ class Presence:
         self._serving = serving
         self._health = health
         self._key: int | None = None
+        self.loop = Loop("presence", options.alias, self.beat, interval=lambda: BEAT_SECONDS)
 
     def beat(self) -> None:
         """Register, or say that we live; a row that somebody removed is written again."""

@@ -8,6 +8,8 @@ from ..conf import settings
 from ..schedules import cursors
 from ..schedules.declaration import registry
 from ..schedules.passes import Scheduler
+from .stalls import longest_pass
+from .supervised import Loop
 
 # A pass comes so long after the minute has begun by the clock that decides, rather than before.
 MARGIN_SECONDS = 0.005
@@ -25,6 +27,9 @@ class Scheduling:
         self._scheduler = Scheduler(alias, is_stopping=is_stopping)
         self._is_active = False
         self._wait = 0.0
+        self.loop = Loop(
+            "schedules", alias, self.step, interval=self.interval, longest_answer=longest_pass
+        )
 
     def step(self) -> None:
         """Make one pass; the first one activates what is declared."""

@@ -1,4 +1,4 @@
-"""The last writes of a worker: claims given back, stuck handlers ended (CONTRACT 4.7)."""
+"""How a worker ends: handlers, results, and what does not end (CONTRACT 4.7)."""
 
 from __future__ import annotations
 
@@ -7,16 +7,101 @@ import time
 from collections.abc import Callable
 
 from .. import states
+from ..conf import settings
 from ..transitions.claims import give_back
 from ..transitions.outcomes import Outcome, finish
 from . import connections
-from .held import Held
+from .ends import Ends
+from .finisher import longest_wait
+from .held import Held, HeldJobs
 from .on_finish import on_finish_of
+from .overdue import HardLimit
+from .slots import Slots
+from .stalls import Watched
 from .supervised import backoff, is_transient
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
 SHORTEST_WAIT_SECONDS = 0.1
+# Results wait so long for a database that is away or busy.
+RESULTS_SECONDS = 30.0
+# What else is waited for once it is known that threads are left behind.
+LAST_SECONDS = 0.5
+# Whatever comes without a nudge is seen by then.
+LOOK_SECONDS = 0.25
+
+
+class Shutdown:
+    """Wait for the handlers, ask them to stop, write what has ended, and last what has not."""
+
+    def __init__(
+        self,
+        alias: str,
+        *,
+        held: HeldJobs,
+        ends: Ends,
+        slots: Slots,
+        hard_limit: HardLimit,
+        watched: Watched,
+        owns_process: bool,
+        is_stopping: Callable[[], bool],
+        wait: Callable[[float], None],
+    ) -> None:
+        self._alias = alias
+        self._held = held
+        self._ends = ends
+        self._slots = slots
+        self._hard_limit = hard_limit
+        self._watched = watched
+        self._owns_process = owns_process
+        self._is_stopping = is_stopping
+        self._wait = wait
+
+    def run(self) -> bool:
+        """Tell whether all has ended by itself and is written."""
+        self._wait_until(self._is_idle)
+        if self._is_stopping():
+            self._stop_handlers()
+        # Results are written first: what does not end must not cost them their leases (4.8).
+        self._wait_until(self._has_no_results, time.monotonic() + RESULTS_SECONDS)
+        stuck = [held for held in self._held.all() if not held.ended]
+        end = time.monotonic() + longest_wait()
+        if stuck and self._owns_process:
+            with self._watched.waiting():
+                end_stuck(self._alias, stuck, self._ends.put_elsewhere, until=end)
+        written = self._ends.stop(max(LAST_SECONDS, end - time.monotonic()))
+        in_time = written and not stuck and not self._hard_limit.lost_slots
+        self._slots.stop(timeout=5.0 if in_time else 0.1)
+        return in_time
+
+    def _stop_handlers(self) -> None:
+        logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))
+        end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
+        with self._watched.waiting():
+            give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)
+        self._wait_until(self._is_idle, end)
+        for held in self._held.all():
+            held.ctx.mark_stop_requested()
+        self._wait_until(self._is_idle, time.monotonic() + float(settings.TIMEOUT_GRACE_SECONDS))
+
+    def _is_idle(self) -> bool:
+        return len(self._held) == 0
+
+    def _has_no_results(self) -> bool:
+        """Tell whether all that is held has no result, or an ``on_finish`` that runs on."""
+        return all(
+            not held.ended or held.overdue or self._ends.runs_on(held) for held in self._held.all()
+        )
+
+    def _wait_until(self, is_so: Callable[[], bool], end: float | None = None) -> None:
+        """Wait until that monotonic time; without one, until told to stop."""
+        while not is_so():
+            if end is None and self._is_stopping():
+                return
+            left = LOOK_SECONDS if end is None else end - time.monotonic()
+            if left <= 0:
+                return
+            self._wait(min(left, LOOK_SECONDS))
 
 
 def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:

@@ -17,7 +17,7 @@ from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import JobAttempt, LiveWorker
 from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import workers
-from django_durable_jobs.worker import heartbeat, loop
+from django_durable_jobs.worker import heartbeat, presence
 
 from .support import Serving, until
 
@@ -63,7 +63,7 @@ def test_history_refers_to_no_worker_s_row() -> None:
 def serving(
     monkeypatch: pytest.MonkeyPatch, durable_jobs: Callable[..., None]
 ) -> Iterator[Serving]:
-    monkeypatch.setattr(loop, "BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(presence, "BEAT_SECONDS", 0.05)
     durable_jobs(POLL_SECONDS=0.05)
     one = Serving(threads=3)
     yield one

@@ -15,7 +15,7 @@ from django.db.models import F
 from django_durable_jobs import FinishEvent, JobContext, job
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job, JobAttempt
-from django_durable_jobs.worker import loop
+from django_durable_jobs.worker import shutdown
 
 from ..testapp.models import Business
 from .support import (
@@ -185,7 +185,7 @@ def test_an_on_finish_that_waits_for_it_is_not_waited_for(
     mode: str,
 ) -> None:
     """It ends by the lock's time limit, again and again, and each time its lease is renewed."""
-    monkeypatch.setattr(loop, "RESULTS_SECONDS", 1.0)
+    monkeypatch.setattr(shutdown, "RESULTS_SECONDS", 1.0)
     durable_jobs(LEASE_SECONDS=60, TIMEOUT_SECONDS=30)
     stuck = stuck_for(0.1 if mode == "drain" else 20)
     holder, behind = (stuck.handlers[kind].submit() for kind in ("holder", "behind"))
