@@ -47,9 +47,22 @@ def walked(read: Callable[..., Page] | None = None, **options: Any) -> Iterator[
 # Order ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("filters", [{}, {"status": "queued"}, {"status": "failed"}])
-def test_a_thousand_jobs_of_one_instant_come_each_once(filters: dict[str, str]) -> None:
-    expected = stored(1000, **(ENDED if filters.get("status") == "failed" else {}))
+@pytest.mark.parametrize(
+    ("filters", "columns"),
+    [
+        ({}, {}),
+        ({"status": "queued"}, {}),
+        ({"status": "failed"}, ENDED),
+        ({"status": "running"}, {"status": "running"}),
+        ({"scope": "a"}, {"scope": "a"}),
+        ({"scope": "a", "handler": "tests.rows", "status": "failed"}, {"scope": "a", **ENDED}),
+    ],
+    ids=str,
+)
+def test_a_thousand_jobs_of_one_instant_come_each_once(
+    filters: dict[str, str], columns: dict[str, Any]
+) -> None:
+    expected = stored(1000, **columns)
     found = list(walked(limit=37, **filters))
     assert [one for page in found for one in ids(page)] == expected
     assert [len(page.jobs) for page in found] == [37] * 27 + [1]
