@@ -22,13 +22,13 @@ def assert_imported_once(shop: Shop, imported: Import) -> None:
 
 
 def assert_goes_on_after_the_checkpoint(imported: Import, rows_before: int) -> None:
-    """The first attempt wrote just those rows, the second one all the others."""
-    by_attempt = {1: 0, 2: 0}
-    for first_row, rows, attempt in imported.chunks():
-        assert (attempt == 1) == (first_row < rows_before), (first_row, attempt)
-        by_attempt[attempt] += rows
-    assert by_attempt[1] == rows_before > 0
-    assert by_attempt[2] > 0
+    """No attempt of the second worker wrote one of those rows, and none of the first another."""
+    before, after = set(), set()
+    for first_row, _, attempt in imported.chunks():
+        (before if first_row < rows_before else after).add(attempt)
+    assert before and after
+    # (On a slow machine an attempt is over before all its chunks are.)
+    assert max(before) < min(after)
 
 
 def test_another_worker_goes_on_after_the_last_chunk_of_a_killed_one(shop: Shop) -> None:

@@ -15,7 +15,7 @@ import pytest
 from django_durable_jobs import states
 from tests._marks import no_database
 
-pytestmark = no_database
+pytestmark = [no_database, pytest.mark.timeout(700)]
 
 MODEL = Path(__file__).with_name("job.pml")
 SPIN = shutil.which("spin")
@@ -107,7 +107,7 @@ def search(
 
 
 def run(directory: Path, *command: Any) -> str:
-    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

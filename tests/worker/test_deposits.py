@@ -28,7 +28,7 @@ if os.environ.get("TEST_SQLITE_JOURNAL") == "delete":
     # jobs may be done after one kill, which may have hit a process that held none yet.
     BY_COMPLETE, BY_ON_FINISH, KILLS = 300, 30, 1
     KILLED |= {"LEASE_SECONDS": 6, "TIMEOUT_SECONDS": 5}
-SECONDS = 100
+SECONDS = 300
 TOTALS = (
     "SELECT (SELECT sum(value) FROM testapp_business),"
     " (SELECT coalesce(sum(CAST(result AS bigint)), 0) FROM django_durable_jobs_job"
@@ -53,6 +53,7 @@ def kill_one(supervisor: Process) -> bool:
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.timeout(SECONDS + 60)
 def test_each_deposit_is_made_once_whoever_is_killed(
     start_worker: StartWorker, durable_jobs: Callable[..., None]
 ) -> None:
