@@ -45,7 +45,7 @@ import django
 
 LIVES_AT_ONCE = 8
 # A life is over long before; what is not, has gone wrong.
-LIFE_SECONDS = 40
+LIFE_SECONDS = 120
 MOST_STATEMENTS = 600
 SURVIVORS = 2
 RESTARTS = 4
