@@ -63,20 +63,25 @@ def pass_on(alias: str, ids: Sequence[int]) -> None:
         return
     dialect = dialect_for(alias)
     given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
-    handler, key = dialect.undecoded("j.handler"), dialect.undecoded("j.concurrency_key")
+    names = ("j.handler", "j.concurrency_key", "j.queue")
     sql = (
-        f"SELECT {handler}, {key}, count(*) FROM {JOBS} j WHERE j.concurrency_key IS NOT NULL"
-        f" AND j.id IN (SELECT g.id FROM ({given}) AS g) GROUP BY j.handler, j.concurrency_key"
+        f"SELECT {', '.join(map(dialect.undecoded, names))}, count(*) FROM {JOBS} j"
+        " WHERE j.concurrency_key IS NOT NULL"
+        f" AND j.id IN (SELECT g.id FROM ({given}) AS g) GROUP BY {', '.join(names)}"
     )
-    freed = {}
+    freed: dict[LimitKey, dict[str, int]] = {}
     for *texts, places in dialect.fetch(alias, sql, params):
-        handler_name, key_text = map(decode_text, texts)
-        if handler_name is not None and key_text is not None:
-            freed[LimitKey(handler_name, key_text)] = int(places)
+        handler, key, queue = map(decode_text, texts)
+        if handler is not None and key is not None and queue is not None:
+            freed.setdefault(LimitKey(handler, key), {})[queue] = int(places)
     let_in(alias, freed)
 
 
-def let_in(alias: str, freed: Mapping[LimitKey, int]) -> None:
+# How many places of each key were freed by jobs of each queue.
+Freed = Mapping[LimitKey, Mapping[str, int]]
+
+
+def let_in(alias: str, freed: Freed) -> None:
     """Let in as many of each key as places were freed, in the transaction that frees them.
 
     A claim that has a key locked may have counted before this transaction's commit, and be
@@ -86,14 +91,14 @@ def let_in(alias: str, freed: Mapping[LimitKey, int]) -> None:
     if not freed:
         return
     held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
-    let_in_next(alias, {key: freed[key] for key in held})
+    _let_in_instead(alias, {key: freed[key] for key in held})
     missed = {key: places for key, places in freed.items() if key not in held}
     # (With autocommit off nobody tells us of the commit: then the next pass does it.)
     if missed and connections[alias].in_atomic_block:
         transaction.on_commit(partial(_let_in_later, alias, missed), using=alias, robust=True)
 
 
-def _let_in_later(alias: str, missed: Mapping[LimitKey, int]) -> None:
+def _let_in_later(alias: str, missed: Freed) -> None:
     """Wait for the keys, some at a time; what takes too long is left to the next pass."""
     dialect = dialect_for(alias)
     keys = iter(sorted(missed))
@@ -101,9 +106,38 @@ def _let_in_later(alias: str, missed: Mapping[LimitKey, int]) -> None:
         while some := list(islice(keys, KEYS_AT_ONCE)):
             with dialect.own(alias, lock_timeout=LINE_SECONDS):
                 dialect.wait_for_keys(alias, some)
-                let_in_next(alias, {key: missed[key] for key in some})
+                _let_in_instead(alias, {key: missed[key] for key in some})
     except (Error, LockTimeout) as error:
         logger.debug("jobs are let in by the next pass: %s", type(error).__name__)
+
+
+def _let_in_instead(alias: str, freed: Freed) -> None:
+    """Let in the next of each key; where the last one to be let in is there still, of a queue.
+
+    Nobody has taken that one: its queue is paused, or whoever serves it is busy or away. The
+    queue in which a place was freed is served, and so its jobs do not wait for the others'.
+    """
+    untaken = _untaken(alias, freed)
+    let_in_next(alias, {key: sum(freed[key].values()) for key in freed if key not in untaken})
+    values = [(*key, number, queue) for key in untaken for queue, number in freed[key].items()]
+    if values:
+        columns = {**PLACES, "queue": "text"}
+        let_in_those(alias, columns, values, f"{WAITS} AND j.queue = g.queue", {})
+
+
+def _untaken(alias: str, keys: Iterable[LimitKey]) -> list[LimitKey]:
+    """Give the keys of which a queued job is in the claim's index."""
+    values = list(keys)
+    if not values:
+        return []
+    dialect = dialect_for(alias)
+    given, params = dialect.rows(KEY_COLUMNS, values)
+    sql = (
+        f"SELECT g.handler, g.key FROM ({given}) AS g WHERE EXISTS (SELECT 1 FROM {JOBS} j"
+        f" WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
+        f" AND j.concurrency_key IS NOT NULL AND j.concurrency_key = g.key AND {IN_CLAIMS})"
+    )
+    return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
 
 
 def let_in_next(alias: str, places: Mapping[LimitKey, int]) -> int:

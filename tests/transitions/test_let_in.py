@@ -15,7 +15,7 @@ from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, QueuePause
 from django_durable_jobs.testing import claim as claim_exactly
 from django_durable_jobs.testing import drain
-from django_durable_jobs.transitions import limits, maintenance, places
+from django_durable_jobs.transitions import claims, limits, maintenance, places
 from django_durable_jobs.transitions.workers import deregister, register
 from django_durable_jobs.worker.passes import Serving, own_capabilities, run_passes
 from tests._rows import NOW
@@ -99,6 +99,26 @@ def test_jobs_that_nobody_takes_do_not_keep_out_those_behind_them(where):
     assert limits.let_in_free("default", serves) == 2
     assert limits.let_in_free("default", serves) == 0
     assert waiting() == [one.pk for one in (*ahead[2:], behind[2])]
+
+
+def test_who_frees_a_place_lets_in_its_own_queue_where_nobody_takes_the_next():
+    """Else each of its jobs would wait for a pass: the next is of a queue that nobody serves."""
+    keyed = declare(1)
+    ahead = [keyed.submit("a", queue="elsewhere", priority=9) for _ in range(3)]
+    behind = [keyed.submit("a") for _ in range(4)]
+    stuck(*ahead, *behind)
+    serves = serving(queues=("default",))
+    assert limits.let_in_free("default", serves) == 1, "the next of all"
+    assert limits.let_in_free("default", serves) == 1, "whom nobody has taken: one of ours"
+    lanes = [lane for lane in claims.queued_lanes("default") if lane.queue == "default"]
+    for job in behind:
+        [one] = claims.claim("default", lanes, limit=9, worker="w", lease_seconds=60)
+        assert one.id == job.pk
+        assert end(one).written
+    assert waiting() == [one.pk for one in ahead[1:]]
+    [one] = claim()
+    assert one.id == ahead[0].pk and end(one).written
+    assert ids(claim()) == [ahead[1].pk]
 
 
 def test_a_greater_number_lets_more_in_and_none_lets_in_all():
