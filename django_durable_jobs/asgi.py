@@ -7,13 +7,22 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from inspect import signature
 from typing import Any
 
 from django.db import connections
 
 from .exceptions import DurableJobsError
 from .worker.loop import DRAINED
-from .worker.options import InvalidOptions, MigrationsMissing, WorkerOptions, build_options
+from .worker.options import (
+    InvalidOptions,
+    MigrationsMissing,
+    QueueNames,
+    WorkerOptions,
+    build_options,
+    check_arguments,
+    in_python,
+)
 from .worker.run import run_worker
 from .worker.signals import Stop
 
@@ -35,8 +44,8 @@ class WorkerNotStarted(DurableJobsError):
 @asynccontextmanager
 async def embedded_worker(
     *,
-    queues: str | None = None,
-    exclude_queues: str | None = None,
+    queues: QueueNames | None = None,
+    exclude_queues: QueueNames | None = None,
     threads: int | None = None,
     name: str | None = None,
     database: str | None = None,
@@ -44,10 +53,12 @@ async def embedded_worker(
 ) -> AsyncIterator[None]:
     """Run a worker in a thread of this process while the body runs; for an asyncio event loop.
 
-    The options are those of ``runjobs`` with ``--processes 0``. It installs no signal handlers.
+    The options are those of ``runjobs`` with ``--processes 0``; queues may be given as a list
+    or tuple of names too. It installs no signal handlers.
     Raises ``WorkerNotStarted`` where ``runjobs`` would refuse to start; a database that is away
     is waited for beside the body. At the end nothing more is claimed and the handlers have the
-    time of a shutdown (CONTRACT 4.7); what does not end then is left to its lease.
+    time of a shutdown (CONTRACT 4.7). What does not end then ends with the process; a job that
+    is left running is brought back by its lease.
     """
 
     def options() -> WorkerOptions:
@@ -59,6 +70,7 @@ async def embedded_worker(
             database=database,
             processes=0,
             no_schedules=not schedules,
+            written=in_python,
         )
 
     beside = _Beside(options)
@@ -74,7 +86,10 @@ def with_worker(application: Application, **options: Any) -> Application:
 
     ``options`` are those of ``embedded_worker``. The lifespan is answered here and not passed
     on, since Django's application has none; one that has enters ``embedded_worker`` in its own.
+    Raises at once ``TypeError`` for an option that is none, and ``WorkerNotStarted`` for a value
+    that cannot be used; what else refuses a start fails the server's.
     """
+    _check(options)
 
     async def serve(scope: Any, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
@@ -92,6 +107,17 @@ def with_worker(application: Application, **options: Any) -> Application:
         await send({"type": "lifespan.shutdown.complete"})
 
     return serve
+
+
+def _check(options: dict[str, Any]) -> None:
+    try:
+        signature(embedded_worker).bind(**options)
+    except TypeError as error:
+        raise TypeError(f"with_worker() {error}") from None
+    try:
+        check_arguments(**options)
+    except InvalidOptions as error:
+        raise WorkerNotStarted(str(error)) from None
 
 
 class _Beside:
@@ -114,7 +140,8 @@ class _Beside:
         # In this order: an error from here on is raised below, or reported by the thread.
         self._serving = True
         if isinstance(self._error, InvalidOptions | MigrationsMissing):
-            raise WorkerNotStarted(str(self._error)) from self._error
+            # The sentence says it all: a server would print the whole chain before it.
+            raise WorkerNotStarted(str(self._error)) from None
         if self._error is not None:
             raise self._error
         if not self._settled.is_set():
@@ -130,7 +157,7 @@ class _Beside:
             code = run_worker(
                 self._options(),
                 owns_process=False,
-                started=lambda options: self._tell(self._settled),
+                started=self._started,
                 stop=self._stop,
             )
         except BaseException as error:
@@ -141,6 +168,10 @@ class _Beside:
             self._tell(self._settled)
             self._tell(self._ended)
 
+    def _started(self, options: WorkerOptions) -> None:
+        logger.info("%s", options.banner)
+        self._tell(self._settled)
+
     def _report(self, code: int | None) -> None:
         if self._serving and not self._stop.is_asked():
             logger.critical(
@@ -149,7 +180,10 @@ class _Beside:
                 self._error or f"it gave up with exit code {code}",
             )
         elif code not in (None, DRAINED):
-            logger.error("some handlers did not stop: their leases bring their jobs back")
+            logger.error(
+                "some handlers did not stop and end with the process; a job that is left running"
+                " is brought back by its lease"
+            )
 
     def _tell(self, event: asyncio.Event) -> None:
         # A server that was ended at once has closed its loop.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from ..handlers import registry
 from ..payloads import check_text
 from ..policies import lease_problems
 from ..schedules.declaration import registry as schedules
+
+# Queue names: text with commas between them or, from Python, a list or tuple.
+QueueNames = str | list[str] | tuple[str, ...]
 
 
 class InvalidOptions(Exception):
@@ -56,17 +59,43 @@ class WorkerOptions:
         return self.drain or self.once
 
     @property
+    def banner(self) -> str:
+        """Who serves what, in one line."""
+        processes = 0 if self.until_idle or self.reload else self.processes
+        return (
+            f"Worker {self.name} on database {self.alias}: {self._served};"
+            f" {max(processes, 1)} x {self.threads} slots."
+        )
+
+    @property
+    def _served(self) -> str:
+        if self.queues is not None:
+            return ", ".join(one for one in self.queues if one not in self.excluded_queues)
+        but = f" but {', '.join(self.excluded_queues)}" if self.excluded_queues else ""
+        return f"all queues{but}"
+
+    @property
     def fires_schedules(self) -> bool:
         """Whether a schedule is declared, and this is a worker that stays."""
         return self.schedules and not self.until_idle and bool(schedules.all())
+
+
+def on_the_command_line(argument: str) -> str:
+    """Write an argument as an option."""
+    return f"--{argument.replace('_', '-')}"
+
+
+def in_python(argument: str) -> str:
+    """Write an argument as a keyword argument."""
+    return argument
 
 
 def build_options(
     *,
     database: str | None = None,
     name: str | None = None,
-    queues: str | None = None,
-    exclude_queues: str | None = None,
+    queues: QueueNames | None = None,
+    exclude_queues: QueueNames | None = None,
     processes: int | None = None,
     threads: int | None = None,
     drain: bool = False,
@@ -77,8 +106,12 @@ def build_options(
     heartbeat_file: str | None = None,
     reload: bool = False,
     no_schedules: bool = False,
+    written: Callable[[str], str] = on_the_command_line,
 ) -> WorkerOptions:
-    """Check options and settings; raise ``InvalidOptions`` with one sentence."""
+    """Check options and settings; raise ``InvalidOptions`` with one sentence.
+
+    ``written`` says how whoever gave them has written an argument's name.
+    """
     # Handlers are judged by settings, so only by good ones, and schedules by good handlers.
     for problem in conf.problems() or registry.problems() or schedules.problems():
         raise InvalidOptions(problem)
@@ -86,19 +119,13 @@ def build_options(
         raise InvalidOptions("give --drain or --once, not both.")
     if reload and (drain or once):
         raise InvalidOptions("--reload is for a worker that stays: not with --drain or --once.")
-    alias = settings.DATABASE if database is None else database
-    if alias not in connections.databases:
-        raise InvalidOptions(
-            f'--database "{alias}" is not in DATABASES: use one of'
-            f" {', '.join(sorted(connections.databases))}."
-        )
     options = WorkerOptions(
-        alias=alias,
-        name=_name(name),
-        queues=_queues("--queues", queues) or _configured_queues(),
-        excluded_queues=_queues("--exclude-queues", exclude_queues) or (),
+        alias=_alias(written("database"), settings.DATABASE if database is None else database),
+        name=_own_name() if name is None else _name(written("name"), name),
+        queues=_queues(written("queues"), queues) or _configured_queues(),
+        excluded_queues=_queues(written("exclude_queues"), exclude_queues) or (),
         processes=_whole("--processes", _first(processes, settings.PROCESSES), 0, 1000),
-        threads=_whole("--threads", _first(threads, settings.THREADS), 1, 1000),
+        threads=_threads(written("threads"), _first(threads, settings.THREADS)),
         drain=drain,
         once=once,
         max_jobs=None if max_jobs is None else _whole("--max-jobs", max_jobs, 1, 2**63 - 1),
@@ -109,27 +136,71 @@ def build_options(
         schedules=not no_schedules,
     )
     if options.queues is not None and not set(options.queues) - set(options.excluded_queues):
-        raise InvalidOptions("--exclude-queues leaves no queue of --queues: name one to serve.")
+        raise InvalidOptions(
+            f"{written('exclude_queues')} leaves no queue of {written('queues')}:"
+            " name one to serve."
+        )
     _check_database(options)
     return options
 
 
-def _name(name: str | None) -> str:
-    if name is None:
-        return f"{socket.gethostname()[:150]}:{os.getpid()}:{host_now() % 1_000_000:06d}"
+def check_arguments(
+    *,
+    queues: QueueNames | None = None,
+    exclude_queues: QueueNames | None = None,
+    threads: int | None = None,
+    name: str | None = None,
+    database: str | None = None,
+    schedules: bool = True,
+) -> None:
+    """Check what was given from Python, before anything else may be known."""
+    if database is not None:
+        _alias(in_python("database"), database)
+    if name is not None:
+        _name(in_python("name"), name)
+    if threads is not None:
+        _threads(in_python("threads"), threads)
+    _queues(in_python("queues"), queues)
+    _queues(in_python("exclude_queues"), exclude_queues)
+    if not isinstance(schedules, bool):
+        raise InvalidOptions("schedules must be True or False.")
+
+
+def _alias(option: str, alias: Any) -> str:
+    if not isinstance(alias, str) or alias not in connections.databases:
+        raise InvalidOptions(
+            f'{option} "{alias}" is not in DATABASES: use one of'
+            f" {', '.join(sorted(connections.databases))}."
+        )
+    return alias
+
+
+def _own_name() -> str:
+    return f"{socket.gethostname()[:150]}:{os.getpid()}:{host_now() % 1_000_000:06d}"
+
+
+def _name(option: str, name: str) -> str:
     try:
-        return check_text("--name", name, 1, 190)
+        return check_text(option, name, 1, 190)
     except InvalidSubmission as error:
         raise InvalidOptions(str(error)) from None
 
 
-def _queues(option: str, text: str | None) -> tuple[str, ...] | None:
-    if text is None:
+def _queues(option: str, given: Any) -> tuple[str, ...] | None:
+    if given is None:
         return None
+    if not isinstance(given, str | list | tuple) or given in ([], ()):
+        raise InvalidOptions(f"{option} must name queues: text with commas, or a list of names.")
+    names = [part.strip() for part in given.split(",")] if isinstance(given, str) else given
     try:
-        return tuple(check_text(option, part.strip(), 1, 100) for part in text.split(","))
+        return tuple(check_text(option, one, 1, 100) for one in names)
     except InvalidSubmission as error:
-        raise InvalidOptions(f"{error} Write queue names with commas between them.") from None
+        hint = " Write queue names with commas between them." if names is not given else ""
+        raise InvalidOptions(f"{error}{hint}") from None
+
+
+def _threads(option: str, threads: Any) -> int:
+    return _whole(option, threads, 1, 1000)
 
 
 def _configured_queues() -> tuple[str, ...] | None:

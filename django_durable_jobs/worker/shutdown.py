@@ -75,7 +75,9 @@ class Shutdown:
         return in_time
 
     def _stop_handlers(self) -> None:
-        logger.info("stopping; %d jobs are held, a second signal ends them now", len(self._held))
+        # In somebody else's process a signal is not ours.
+        hint = ", a second signal ends them now" if self._owns_process else ""
+        logger.info("stopping; %d jobs are held%s", len(self._held), hint)
         end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
         with self._watched.waiting():
             give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,13 +16,14 @@ from django.core.asgi import get_asgi_application
 from django.db import connection, connections
 from django.db.migrations.recorder import MigrationRecorder
 
-from django_durable_jobs import asgi
+from django_durable_jobs import JobContext, asgi, job
 from django_durable_jobs.asgi import WorkerNotStarted, embedded_worker, with_worker
+from django_durable_jobs.handlers import Registry
 from django_durable_jobs.models import LiveWorker
 
 from .._proxy import Proxy
 from ..testapp import jobs
-from .support import Background, Gate, fresh, only_attempt, until
+from .support import PATIENCE, Background, Gate, fresh, only_attempt, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -100,8 +103,9 @@ def serve(durable_jobs: Callable[..., None]) -> Iterator[Callable[..., Server]]:
 
 
 def test_it_runs_jobs_beside_requests_and_hands_them_back_at_the_end(
-    serve: Callable[..., Server], gate: Gate
+    serve: Callable[..., Server], gate: Gate, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "django_durable_jobs")
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     server = serve(threads=2, name="beside")
     assert server.tell("startup") == {"type": "lifespan.startup.complete"}
@@ -111,9 +115,11 @@ def test_it_runs_jobs_beside_requests_and_hands_them_back_at_the_end(
     gate.begun("stopped")
     assert server.get("/nothing") == 404
     assert LiveWorker.objects.get().name == "beside"
+    assert "Worker beside on database default: all queues; 1 x 2 slots." in caplog.messages
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert server.tell("shutdown") == {"type": "lifespan.shutdown.complete"}
     server.ends()
+    assert "stopping; 1 jobs are held" in caplog.messages
     # As by a signal: queued again, its execution granted once more (CONTRACT 4.7).
     assert (fresh(stopped).status, fresh(stopped).granted_attempts) == ("queued", 1)
     assert only_attempt(stopped).outcome == "stopped"
@@ -126,14 +132,15 @@ def test_a_worker_that_cannot_start_fails_the_servers_start(
 ) -> None:
     if why == "migration":
         MigrationRecorder.Migration.objects.filter(app="django_durable_jobs").delete()
-    server = serve(threads=0 if why == "option" else 1)
+    server = serve(**({"queues": "a", "exclude_queues": ["a"]} if why == "option" else {}))
     try:
         answer = server.tell("startup")
     finally:
         if why == "migration":
             MigrationRecorder(connection).record_applied("django_durable_jobs", "0001_initial")
     assert answer["type"] == "lifespan.startup.failed"
-    sentence = "--threads must be a whole" if why == "option" else "lacks 0001_initial of django"
+    refused = "exclude_queues leaves no queue of queues"
+    sentence = refused if why == "option" else "lacks 0001_initial of django"
     assert sentence in answer["message"]
     server.ends()
 
@@ -204,5 +211,74 @@ def test_a_refusal_is_an_error_of_ours_in_the_context_manager(
         async with embedded_worker(queues=""):
             raise AssertionError("not reached")
 
-    with pytest.raises(WorkerNotStarted, match="--queues"):
+    with pytest.raises(WorkerNotStarted, match="^queues must have 1 to 100") as caught:
         Background(lambda: asyncio.run(refused())).ends()
+    # One traceback, the sentence last: a server prints no chain before it.
+    assert "InvalidOptions" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("queues", [["a", "b"], ("a", "b"), "a, b"])
+def test_queues_are_named_by_text_or_by_a_list(
+    serve: Callable[..., Server], queues: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "django_durable_jobs")
+    server = serve(queues=queues, exclude_queues=["b"], threads=1, name="me")
+    assert server.tell("startup")["type"] == "lifespan.startup.complete"
+    assert "Worker me on database default: a; 1 x 1 slots." in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"threads": 0}, "threads must be a whole number from 1 to 1000."),
+        ({"threads": "4"}, "threads must be a whole number from 1 to 1000."),
+        ({"queues": 5}, "queues must name queues: text with commas, or a list of names."),
+        ({"queues": []}, "queues must name queues: text with commas, or a list of names."),
+        ({"queues": ["a", 5]}, "queues must be str, not int."),
+        ({"exclude_queues": {"a"}}, "exclude_queues must name queues: text with commas"),
+        ({"name": 5}, "name must be str, not int."),
+        ({"database": "nowhere"}, 'database "nowhere" is not in DATABASES'),
+        ({"database": ["default"]}, "is not in DATABASES"),
+        ({"schedules": "no"}, "schedules must be True or False."),
+        ({"processes": 4}, "with_worker() got an unexpected keyword argument 'processes'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused_where_it_is_written(
+    options: dict[str, Any], sentence: str
+) -> None:
+    error = TypeError if "processes" in options else WorkerNotStarted
+    with pytest.raises(error) as caught:
+        with_worker(get_asgi_application(), **options)
+    assert sentence in str(caught.value)
+    assert "--" not in str(caught.value)
+
+
+def test_a_handler_that_is_left_behind_is_told_of_as_it_is(
+    serve: Callable[..., Server],
+    handlers: Registry,
+    durable_jobs: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its job has ended by the hard limit: no lease brings that one back."""
+    durable_jobs(POLL_SECONDS=0.05, SHUTDOWN_SECONDS=0.2, TIMEOUT_GRACE_SECONDS=0.1)
+    go = threading.Event()
+
+    @job("asgi.stuck", timeout=0.1, max_attempts=1)
+    def stuck(ctx: JobContext) -> None:
+        go.wait(PATIENCE)
+
+    try:
+        server = serve(threads=2)
+        server.tell("startup")
+        one = stuck.submit()
+        until(lambda: fresh(one).status == "failed")
+        assert server.tell("shutdown") == {"type": "lifespan.shutdown.complete"}
+    finally:
+        go.set()
+    (told,) = [one for one in caplog.messages if "did not stop" in one]
+    assert told == (
+        "some handlers did not stop and end with the process; a job that is left running is"
+        " brought back by its lease"
+    )
+    assert fresh(one).status == "failed"

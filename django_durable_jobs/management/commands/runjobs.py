@@ -121,17 +121,6 @@ class Command(BaseCommand):
     def _banner(self, options: WorkerOptions, verbosity: int) -> None:
         if verbosity < 1:
             return
-        processes = 0 if options.until_idle or options.reload else options.processes
-        self.stdout.write(
-            f"Worker {options.name} on database {options.alias}: {_queues(options)};"
-            f" {max(processes, 1)} x {options.threads} slots."
-        )
+        self.stdout.write(options.banner)
         # Before a fork, which would copy what is buffered, and for whoever reads a pipe.
         self.stdout.flush()
-
-
-def _queues(options: WorkerOptions) -> str:
-    if options.queues is not None:
-        return ", ".join(one for one in options.queues if one not in options.excluded_queues)
-    but = f" but {', '.join(options.excluded_queues)}" if options.excluded_queues else ""
-    return f"all queues{but}"
