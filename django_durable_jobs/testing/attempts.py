@@ -45,8 +45,9 @@ class HeldAttempt:
 
     @property
     def row(self) -> JobAttempt:
-        """The attempt as the database has it now; ``JobAttempt.DoesNotExist`` if it is gone."""
-        found: JobAttempt = JobAttempt.objects.using(self._alias).get(token=self.token)
+        """The attempt with its job, as stored now; ``JobAttempt.DoesNotExist`` if it is gone."""
+        attempts = JobAttempt.objects.using(self._alias).select_related("job")
+        found: JobAttempt = attempts.get(token=self.token)
         return found
 
     def run(self, *, raises: bool = False) -> JobAttempt:

@@ -19,6 +19,8 @@ def drain(
 ) -> list[JobAttempt]:
     """Promote, recover, claim and run until nothing is due; give the finished attempts.
 
+    Each has its ``job`` with it as that is in the end, without a query, for async tests too.
+
     It never sleeps, fires no schedules and enforces no timeout. At most ``max_jobs`` attempts
     are run, so that jobs which stage each other come to an end. With ``raises`` the first
     exception of a handler comes out, once the end of its attempt is written. Works in
@@ -42,7 +44,7 @@ def drain(
 
 
 def _finished(alias: str, tokens: list[str]) -> list[JobAttempt]:
-    """Read the attempts in the order they ran; one that lost its lease may still be open."""
-    attempts = JobAttempt.objects.using(alias).filter(token__in=tokens)
+    """Read attempts and jobs in the order they ran; one that lost its lease may still be open."""
+    attempts = JobAttempt.objects.using(alias).select_related("job").filter(token__in=tokens)
     found = {one.token: one for one in attempts.exclude(status=states.RUNNING)}
     return [found[token] for token in tokens if token in found]

@@ -31,6 +31,7 @@ class Fields(TypedDict, total=False):
     job_id: str
     scope: str
     dedupe_key: str | None
+    concurrency_key: str | None
     run_at: datetime | timedelta | None
     priority: int
 
@@ -40,6 +41,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "job_id": (str,),
     "scope": (str,),
     "dedupe_key": (str, type(None)),
+    "concurrency_key": (str, type(None)),
     "run_at": (datetime, timedelta, type(None)),
     "priority": (int,),
 }
@@ -58,8 +60,9 @@ def assert_staged(
 
     ``handler`` is the decorated object, ``"name"`` (any version) or ``("name", version)``;
     omitted, any. ``payload`` is compared as the typed value, or is a function that is given it
-    and tells. Fields: ``queue``, ``job_id``, ``scope``, ``dedupe_key``, ``priority``, ``run_at``
-    (as it was staged; None: none was given; a timedelta: from the ``FakeClock`` in force).
+    and tells. Fields: ``queue``, ``job_id``, ``scope``, ``dedupe_key``, ``concurrency_key`` (as
+    stored; None: no limit), ``priority``, ``run_at`` (as it was staged; None: none was given; a
+    timedelta: from the ``FakeClock`` in force).
     What is omitted may be anything. ``count`` wants exactly so many.
 
     Reads the rows of the jobs' database, whatever their status (inside an open transaction:

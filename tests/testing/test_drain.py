@@ -17,7 +17,7 @@ from django.utils import timezone
 
 from django_durable_jobs import LeaseLost, TransactionActive, job
 from django_durable_jobs.models import Job, LiveWorker
-from django_durable_jobs.testing import FakeClock, drain
+from django_durable_jobs.testing import FakeClock, drain, run_attempt
 
 from .support import in_either_case
 
@@ -104,9 +104,21 @@ def test_drain_in_an_async_test(case):
 
     async def body():
         await later.asubmit()
-        return await sync_to_async(drain)()
+        attempts = await sync_to_async(drain)()
+        # No query, which an event loop would not let them make.
+        return [(one.status, one.job.handler, one.job.result) for one in attempts]
 
-    assert [one.status for one in async_to_sync(body)()] == ["succeeded"]
+    assert async_to_sync(body)() == [("succeeded", "testing.async", 1)]
+
+
+@in_either_case
+def test_an_attempt_by_hand_has_its_job_in_an_async_test(case, add):
+    async def body():
+        staged = await add.asubmit({"a": 1, "b": 2})
+        attempt = await sync_to_async(run_attempt)(staged)
+        return attempt.job.result
+
+    assert async_to_sync(body)() == 3
 
 
 @in_either_case

@@ -123,12 +123,29 @@ def test_each_field_is_compared(bare):
     }
     bare.submit()
     staged = bare.submit(**given)
+    given["concurrency_key"] = None
     others = {"queue": "x", "job_id": "x", "scope": "", "dedupe_key": None, "priority": 0}
     others["run_at"] = START + timedelta(microseconds=1)
+    others["concurrency_key"] = "x"
     assert assert_staged(bare, **given) == staged
     for name, value in given.items():
         assert assert_staged(**{name: value}) == staged
         refute_staged(**(given | {name: others[name]}))
+
+
+@pytest.mark.django_db
+def test_a_concurrency_key_is_compared(bare):
+    @job("testing.limited", concurrency=1, concurrency_key=lambda payload: payload["shop"])
+    def limited(ctx, payload: dict[str, str]) -> None: ...
+
+    bare.submit()
+    staged = limited.submit({"shop": "north"})
+    assert assert_staged(concurrency_key="north") == staged
+    refute_staged(limited, concurrency_key=None)
+    with pytest.raises(
+        AssertionError, match=r"concurrency_key 'north'.*\(other: concurrency_key\)"
+    ):
+        assert_staged(limited, concurrency_key="south")
 
 
 @pytest.mark.django_db
@@ -221,7 +238,7 @@ def test_a_failure_shows_what_is_staged_instead_the_nearest_first(greet, bare):
         greet.submit(ADA, job_id="3", run_at=START)
     with pytest.raises(AssertionError) as caught:
         assert_staged(greet, ADA, queue="mails")
-    rest = "scope '', dedupe_key None, run_at"
+    rest = "scope '', dedupe_key None, concurrency_key None, run_at"
     assert str(caught.value).splitlines() == [
         "No staged job is of handler 'testing.greet', version 1, payload"
         " Greeting(name='Ada', tags={'a': 1, 'b': 2}), queue 'mails'. Staged:",
