@@ -172,7 +172,8 @@ class Handler(Generic[P, R]):
             raise InvalidSubmission(
                 f"The concurrency_key function of {self.name} raised {type(error).__name__}."
             ) from error
-        return None if key is None else check_text("concurrency_key", key, 1, 200)
+        name = f'handler "{self.name}": concurrency_key'
+        return None if key is None else check_text(name, key, 1, 200)
 
     def stage(self, payload: Any = None, **options: Any) -> Job:
         """Insert in the caller's transaction: ``Job.objects.stage(self, payload, ...)``."""

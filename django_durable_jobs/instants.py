@@ -36,3 +36,8 @@ def to_microseconds(value: datetime) -> int:
 
 def seconds_to_microseconds(seconds: float) -> int:
     return round(seconds * SECOND)
+
+
+def exact(value: datetime) -> str:
+    """Show an instant to the second in the current time zone, also where ``USE_TZ`` is False."""
+    return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S %Z}"

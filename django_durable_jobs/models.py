@@ -22,6 +22,8 @@ from .submission import PRIORITY_MAX, PRIORITY_MIN
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .transitions.places import Limit
+
 _HOLDS_KEY = Q(status__in=[states.SCHEDULED, states.QUEUED, states.RUNNING]) | (
     Q(status=states.BLOCKED) & ~Q(blocked_reason=states.CORRUPT_PAYLOAD)
 )
@@ -233,6 +235,15 @@ class Job(models.Model):
         from .transitions.control import release
 
         return release(self)
+
+    def limit(self) -> Limit | None:
+        """Say which limit the job counts under and who holds its places (3.12).
+
+        ``None`` for a job without a concurrency key. Three indexed queries.
+        """
+        from .transitions.places import limit_of
+
+        return limit_of(self)
 
     def recover(self, token: str | None, requeue: bool | None = None) -> str:
         """End an attempt that the caller vouches is dead; gives the new status (3.7)."""

@@ -321,7 +321,10 @@ def test_instants_are_shown_in_the_local_zone_without_use_tz(viewer: Client, set
             },
             "Attempt 1 has failed; it is tried again at 2026-03-14 16:09:26 UTC.",
         ),
-        ({"limit_waiting": True, "concurrency_key": "k-7"}, "concurrency key k-7 is reached"),
+        (
+            {"limit_waiting": True, "concurrency_key": "k-7"},
+            "key k-7 is reached; 0 run with it.",
+        ),
         ({"attempt_count": 3}, "No executions are left"),
         ({"cancel_requested_at": NOW}, "Its cancel was requested; it is not claimed."),
         ({}, "No live worker serves its queue default and its handler tests.rows."),
@@ -375,7 +378,7 @@ def test_a_job_at_its_limit_names_the_limit_and_who_holds_its_places(viewer: Cli
     attempt_row(runs, number=1, token="t" * 32, worker="host-1").save()
     waits = saved(limit_waiting=True, **keyed)
     for number, said in (
-        (1, "The limit of its concurrency key k-7 is reached: 1 run, and it is 1."),
+        (1, "1 of 1 places of its concurrency key k-7 are taken."),
         (2, "of which 1 of 2 run: the next pass of a worker lets it in"),
     ):
         with registry.temporary():

@@ -20,6 +20,7 @@ from django_durable_jobs import job, pages
 from django_durable_jobs.models import Job, JobAttempt, OperatorAction, QueuePause
 from django_durable_jobs.testing import FakeClock, drain
 from django_durable_jobs.transitions import pruning, workers
+from django_durable_jobs.transitions.standing import standing
 
 from ._processes import environment, manage
 from ._rows import attempt_row, job_row
@@ -137,10 +138,28 @@ def test_show_names_the_limit_that_a_job_waits_under_and_who_holds_its_places() 
     assert (limit["key"], limit["number"], limit["running"]) == ("k", None, 1)
     [holder] = limit["holders"]
     assert (holder["job"], holder["job_id"], holder["worker"]) == (held.pk, "held", "w1")
-    shown = run("show", str(waits.pk))[1]
-    assert "limit of its concurrency key: none here; running: 1" in shown
-    assert f"job {held.pk} held since" in shown and "on w1" in shown
     assert answer("show", str(saved().pk))["limit"] is None
+
+
+def test_show_says_why_a_job_does_not_run_as_the_admin_does(durable_handlers: Any) -> None:
+    @job("tests.rows", concurrency=1)
+    def limited(ctx: Any) -> None: ...
+
+    token = "c" * 32
+    QueuePause.objects.create(queue="mails", paused_at=START)
+    held = saved(job_id="held", concurrency_key="k", status="running", lease_token=token)
+    attempt_row(held, number=1, token=token, worker="w1", started_at=START).save()
+    waits = saved(concurrency_key="k", limit_waiting=True, queue="mails")
+    reasons = [
+        "1 of 1 places of its concurrency key k are taken.",
+        f"Job held ({held.pk}) holds a place since 2026-03-14 00:00:00 UTC, on worker w1.",
+        "Its queue mails is paused.",
+        "No live worker serves its queue mails and its handler tests.rows.",
+    ]
+    assert answer("show", str(waits.pk))["standing"] == standing(waits) == reasons
+    assert run("show", str(waits.pk))[1].splitlines()[:5] == [*reasons, ""]
+    ended = saved(status="succeeded", **ENDED)
+    assert answer("show", str(ended.pk))["standing"] == ["It has succeeded."]
 
 
 def test_stats_count_each_queue() -> None:
@@ -149,7 +168,25 @@ def test_stats_count_each_queue() -> None:
     found = answer("stats")
     assert found["queues"] == {"a": {"queued": 2}, "b": {"running": 1}}
     assert found["live_workers"] == 0
-    assert "0 live workers; the oldest due job has waited 0 s" in run("stats")[1]
+    assert (found["waiting_at_limits"], found["oldest_at_limit_seconds"]) == (0, None)
+    text = run("stats")[1]
+    assert text.endswith("0 live workers; the oldest due job has waited 0 s\n")
+    assert "at a limit" not in text
+
+
+def test_stats_count_those_that_wait_at_a_limit_which_are_not_due(clock: FakeClock) -> None:
+    for seconds in (20, 50):
+        due = START - timedelta(seconds=seconds)
+        saved(run_at=due, concurrency_key="k", limit_waiting=True)
+    saved(run_at=START - timedelta(seconds=90), concurrency_key="k", status="running")
+    beat("w")
+    found = answer("stats")
+    assert (found["waiting_at_limits"], found["oldest_at_limit_seconds"]) == (2, 50)
+    assert found["oldest_due_seconds"] is None
+    assert run("stats")[1].splitlines()[-2:] == [
+        "1 live worker; no job is due",
+        "at a limit: 2 queued jobs; the oldest has waited 50 s",
+    ]
 
 
 def test_moves_are_made_each_for_itself_and_recorded() -> None:
@@ -185,6 +222,8 @@ def test_recover_takes_the_token_that_the_operator_names() -> None:
     both = [str(held.pk), str(unknown.pk)]
     refused = answer("recover", *both, "--token=other", code=1)
     assert [one["outcome"] for one in refused] == ["refused", "refused"]
+    [forgotten] = answer("recover", both[0], code=1)
+    assert "it has a token; give --token (see jobs show)" in forgotten["reason"]
     token = f"--token={LEASE['lease_token']}"
     assert answer("recover", both[0], token, "--no-requeue")[0]["outcome"] == "interrupted"
     assert answer("recover", both[1])[0]["outcome"] == "queued"
@@ -204,7 +243,7 @@ def test_prune_deletes_what_ended_long_ago_page_by_page(
     assert answer("prune", "--days=9", "--status=succeeded") == {"pruned": 7}
     assert set(Job.objects.values_list("pk", flat=True)) == {failed.pk, waiting.pk, new.pk}
     assert not JobAttempt.objects.exists()
-    assert run("prune", "--days=0.5") == (0, "2 jobs were deleted.\n")
+    assert run("prune", "--days=0.5") == (0, "deleted 2 jobs.\n")
     assert list(Job.objects.all()) == [waiting]
     with pytest.raises(CommandError, match="above 0"):
         run("prune", "--days=0")
@@ -311,7 +350,7 @@ def test_health_of_the_jobs(clock: FakeClock) -> None:
     assert problems("--max-due=10") == ["the oldest due job has waited for 20 s"]
     clock.advance(61)
     beat("w")
-    assert problems() == ["1 running jobs have lost their lease and are not recovered"]
+    assert problems() == ["no pass has recovered 1 running job whose lease was lost"]
 
 
 def test_a_database_that_refuses_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,8 +103,12 @@ def recovers() -> None:
 
 
 def tells() -> None:
-    found = places.limit_of(Job.objects.in_scope("").get(job_id="w7"))
+    found = Job.objects.in_scope("").get(job_id="w7").limit()
     assert found is not None and found.running == 1
+
+
+def counts_who_waits() -> None:
+    assert places.waiting_at_limits("default").jobs == KEYS * EACH
 
 
 # A pass looks at so many keys, each by a few descents; SQLite's steps count them too high.
@@ -131,3 +135,8 @@ def test_no_statement_of_limits_reads_who_waits(
     for index in indexes:
         assert any(index in text for text in plans), "\n\n".join(plans)
     assert rows_read(work) < LIMITS.get(work, LIMIT) <= KEYS * EACH / 2, "\n\n".join(plans)
+
+
+def test_an_index_counts_who_waits(crowd: str) -> None:
+    [text] = [plan(sql) for sql in statements(counts_who_waits)]
+    assert "durable_job_limit" in text and not FULL_SCAN.search(text), text

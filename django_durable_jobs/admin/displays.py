@@ -10,6 +10,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
+from ..instants import exact
 from ..models import Job, JobAttempt
 
 EMPTY = "-"
@@ -47,10 +48,6 @@ def instant_with_seconds(value: datetime | None) -> SafeString | str:
     if value is None:
         return EMPTY
     return format_html('{} <span class="durable-exact">{}</span>', instant(value), exact(value))
-
-
-def exact(value: datetime) -> str:
-    return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S %Z}"
 
 
 def progress(fraction: float) -> SafeString:

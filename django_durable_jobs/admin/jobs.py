@@ -16,13 +16,14 @@ from .. import redaction, states
 from ..conf import settings
 from ..fields import ReadableTextField
 from ..handlers import registry
+from ..instants import exact
 from ..models import Job, JobAttempt, OperatorAction
+from ..transitions.standing import standing
 from . import displays
 from .base import ReadOnly, ReadOnlyAdmin
 from .filters import STATUS_PARAMETER, CreatedFilter, StatusFilter
 from .job_actions import JobActions
 from .search import HANDLER_WINDOW, search
-from .standing import standing
 
 if TYPE_CHECKING:
     from django.db.models import QuerySet
@@ -311,5 +312,5 @@ class JobAdmin(JobActions, ReadOnlyAdmin):
         done = OperatorAction.objects.using(settings.DATABASE).filter(job_key=job.pk)
         newest = done.order_by("-id")[:OPERATOR_ACTIONS_SHOWN]
         return displays.lines(
-            [f"{displays.exact(one.happened_at)} {one.operator}: {one.detail}" for one in newest]
+            [f"{exact(one.happened_at)} {one.operator}: {one.detail}" for one in newest]
         )

@@ -11,6 +11,7 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
 
 from ..conf import settings
+from ..instants import exact
 from ..models import ScheduleCursor
 from ..schedules import operations
 from ..schedules.overview import Overview, overview
@@ -189,11 +190,11 @@ class ScheduleCursorAdmin(OperatorActions, ReadOnlyAdmin):
 
     @admin.display(description=gettext_lazy("last five times"))
     def last_times_shown(self, cursor: Any) -> SafeString | str:
-        return displays.lines([displays.exact(one) for one in cursor.overview.last_times])
+        return displays.lines([exact(one) for one in cursor.overview.last_times])
 
     @admin.display(description=gettext_lazy("next five times"))
     def next_times_shown(self, cursor: Any) -> SafeString | str:
-        return displays.lines([displays.exact(one) for one in cursor.overview.next_times])
+        return displays.lines([exact(one) for one in cursor.overview.next_times])
 
     @admin.display(description=gettext_lazy("lag"))
     def lag_shown(self, cursor: Any) -> str:

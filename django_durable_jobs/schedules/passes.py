@@ -15,6 +15,7 @@ from ..exceptions import DurableJobsError, LockTimeout
 from ..instants import SECOND, from_microseconds
 from ..models import Job
 from ..submission import JobSubmission, new_job_id
+from ..words import counted
 from . import cursors
 from .catch_up import MINUTE, Advance, advance, pass_over
 from .cursors import Due, Locked
@@ -184,7 +185,7 @@ class Scheduler:
                 "schedule %s fires again, after %d failures", declared.name, trouble.failures
             )
         if jobs:
-            logger.debug("schedule %s: %d jobs", declared.name, jobs)
+            logger.debug("schedule %s: %s", declared.name, counted(jobs, "job"))
 
     def _clean(self) -> None:
         """Close a broken connection, so that the next schedule gets a new one."""

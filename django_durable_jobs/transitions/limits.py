@@ -27,7 +27,8 @@ KEYS = 200
 UNLIMITED = PAGE
 
 _KEY = ("handler", "concurrency_key")
-_WAIT = (
+# A job ``n`` that waits for a place, as its index has it.
+WAITING = (
     f"n.status = '{states.QUEUED}' AND n.concurrency_key IS NOT NULL"
     " AND CAST(n.limit_waiting AS integer) = 1"
 )
@@ -62,7 +63,7 @@ class _Free:
 def waits_sql() -> str:
     """Ask whether any job waits for a place: the first of the order, not EXISTS."""
     order = ", ".join(f"n.{name}" for name in _KEY)
-    return f"(SELECT n.id FROM {JOBS} n WHERE {_WAIT} ORDER BY {order} LIMIT 1) IS NOT NULL"
+    return f"(SELECT n.id FROM {JOBS} n WHERE {WAITING} ORDER BY {order} LIMIT 1) IS NOT NULL"
 
 
 def let_in_free(alias: str, serves: Serves, *, whole: bool = False) -> int:
@@ -87,7 +88,7 @@ def let_in_free(alias: str, serves: Serves, *, whole: bool = False) -> int:
 def _waiting_keys(alias: str, after: int | None) -> list[tuple[Any, ...]]:
     """Find the next keys with waiting jobs, each by one of its jobs: a loose index scan."""
     dialect = dialect_for(alias)
-    head = f"SELECT n.id FROM {JOBS} n WHERE {_WAIT}"
+    head = f"SELECT n.id FROM {JOBS} n WHERE {WAITING}"
     following = after_last(head, _KEY)
     if after is None:
         first = f"({head} ORDER BY {', '.join(f'n.{name}' for name in _KEY)} LIMIT 1)"

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from .. import states
+from ..dialects import dialect_for
+from ..dialects.base import JOBS
+from ..instants import SECOND
 from ..models import Job, JobAttempt
 from .control import alias_of
-from .limits import number_of
+from .limits import WAITING, number_of
 
 SHOWN = 10
 
@@ -35,6 +38,25 @@ class Limit:
     number: int | None
     running: int
     holders: tuple[Holder, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """How many jobs wait for a place under a limit, and since when the first of them is due.
+
+    ``oldest_seconds`` is None where none waits. Those of paused queues count.
+    """
+
+    jobs: int
+    oldest_seconds: float | None
+
+
+def waiting_at_limits(alias: str) -> Waiting:
+    """Count the jobs that wait for a place: the index that has these alone is read."""
+    now = dialect_for(alias).now()
+    sql = f"SELECT COUNT(*), {now} - MIN(n.run_at) FROM {JOBS} n WHERE {WAITING}"
+    ((jobs, waited),) = dialect_for(alias).fetch(alias, sql)
+    return Waiting(jobs=jobs, oldest_seconds=None if waited is None else max(0.0, waited / SECOND))
 
 
 def limit_of(job: Job) -> Limit | None:

@@ -12,6 +12,7 @@ from ..dialects.base import JOBS, PAUSES
 from ..instants import SECOND, seconds_to_microseconds, to_microseconds
 from ..models import LiveWorker
 from ..transitions.workers import LiveSince
+from ..words import counted
 
 # A loop is late when it has missed three successes and so many seconds.
 LATE_SECONDS = 30.0
@@ -100,7 +101,8 @@ def health(alias: str, *, name: str | None = None, max_due_seconds: float | None
         if late := one.late_loops():
             found.problems.append(f"worker {one.name}: late loops: {', '.join(late)}")
     if stuck:
-        found.problems.append(f"{stuck} running jobs have lost their lease and are not recovered")
+        lost = counted(stuck, "running job")
+        found.problems.append(f"no pass has recovered {lost} whose lease was lost")
     if max_due_seconds is not None and oldest is not None and oldest > max_due_seconds:
         found.problems.append(f"the oldest due job has waited for {oldest:.0f} s")
     return found

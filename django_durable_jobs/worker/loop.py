@@ -18,6 +18,7 @@ from ..dialects.base import Lane
 from ..exceptions import LockTimeout
 from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
+from ..words import counted
 from . import connections
 from .blocking import block
 from .calls import Caller
@@ -163,7 +164,8 @@ class Worker:
             stop_all(self._loops, patience)
             self._call.stop()
             self._presence.leave(patience=patience)
-            logger.info("worker %s ends; it finished %d attempts", self.options.name, self.finished)
+            finished = counted(self.finished, "attempt")
+            logger.info("worker %s ends; it finished %s", self.options.name, finished)
 
     def _health(self) -> dict[str, Any]:
         """What the worker's row says of it, as JSON (CONTRACT 4.9)."""

@@ -24,6 +24,7 @@ from ..transitions.limits import let_in_free
 from ..transitions.maintenance import exhaust, promote_due, waiting
 from ..transitions.recovery import recover_expired
 from ..transitions.workers import Capability, live_capabilities
+from ..words import counted
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -96,7 +97,7 @@ def run_passes(
 
 def _told(jobs: int, what: str) -> int:
     if jobs:
-        logger.info("%d jobs %s", jobs, what)
+        logger.info("%s %s", counted(jobs, "job"), what)
     return jobs
 
 

@@ -10,6 +10,7 @@ from .. import states
 from ..conf import settings
 from ..transitions.claims import give_back
 from ..transitions.outcomes import Outcome, finish
+from ..words import counted
 from . import connections
 from .ends import Ends
 from .finisher import longest_wait
@@ -77,7 +78,7 @@ class Shutdown:
     def _stop_handlers(self) -> None:
         # In somebody else's process a signal is not ours.
         hint = ", a second signal ends them now" if self._owns_process else ""
-        logger.info("stopping; %d jobs are held%s", len(self._held), hint)
+        logger.info("stopping; it holds %s%s", counted(len(self._held), "job"), hint)
         end = time.monotonic() + float(settings.SHUTDOWN_SECONDS)
         with self._watched.waiting():
             give_back_unbegun(self._alias, self._held.take_unbegun(), until=end)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from ..words import counted
 from .lifeline import ChildEnd, ParentEnd, lifeline
 from .lifetime import HeartbeatFile
 from .loop import CRASHED, DRAINED, GAVE_UP
@@ -233,7 +234,7 @@ class Supervisor:
     def _tell_all(self) -> None:
         if self._told_at == math.inf:
             self._told_at = self._time.now
-            logger.info("stopping %d worker processes", len(self._children()))
+            logger.info("stopping %s", counted(len(self._children()), "worker process"))
             for child in self._children():
                 child.line.tell_to_stop()
 

@@ -15,7 +15,7 @@ from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, QueuePause
 from django_durable_jobs.testing import claim as claim_exactly
 from django_durable_jobs.testing import drain
-from django_durable_jobs.transitions import claims, limits, maintenance, places
+from django_durable_jobs.transitions import claims, limits, maintenance
 from django_durable_jobs.transitions.workers import deregister, register
 from django_durable_jobs.worker.passes import Serving, own_capabilities, run_passes
 from tests._rows import NOW
@@ -212,12 +212,12 @@ def test_an_operator_is_told_which_limit_it_is_and_who_holds_its_places():
     jobs = [keyed.submit("a") for _ in range(3)]
     held = claim()
     assert claim() == []
-    found = places.limit_of(Job.objects.get(pk=jobs[2].pk))
+    found = Job.objects.get(pk=jobs[2].pk).limit()
     assert found is not None
     assert (found.key, found.number, found.running) == ("a", 2, 2)
     assert [(one.job, one.job_id, one.worker) for one in found.holders] == [
         (one.id, one.job_id, "w") for one in held
     ]
     registry.unregister("limits.keyed", 1)
-    assert places.limit_of(jobs[0]).number is None
-    assert places.limit_of(declare(None, name="limits.free").submit(None)) is None
+    assert jobs[0].limit().number is None
+    assert declare(None, name="limits.free").submit(None).limit() is None

@@ -119,7 +119,7 @@ def test_it_runs_jobs_beside_requests_and_hands_them_back_at_the_end(
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
     assert server.tell("shutdown") == {"type": "lifespan.shutdown.complete"}
     server.ends()
-    assert "stopping; 1 jobs are held" in caplog.messages
+    assert "stopping; it holds 1 job" in caplog.messages
     # As by a signal: queued again, its execution granted once more (CONTRACT 4.7).
     assert (fresh(stopped).status, fresh(stopped).granted_attempts) == ("queued", 1)
     assert only_attempt(stopped).outcome == "stopped"

@@ -16,8 +16,10 @@ from ...models import Job, JobAttempt
 from ...pages import LIMIT_MAX, WALKED, read_page
 from ...redaction import shown_parts
 from ...transitions.operators import Done, recorded
-from ...transitions.places import limit_of
+from ...transitions.places import waiting_at_limits
 from ...transitions.pruning import prune
+from ...transitions.standing import standing
+from ...words import counted
 from ...worker.health import health
 from .base import Options, Subcommand, operator, shown, table
 
@@ -85,29 +87,24 @@ def _show(alias: str, options: Options) -> dict[str, Any]:
         for one in JobAttempt.objects.using(alias).filter(job_id=job.pk).order_by("number")
     ]
     columns = _columns(job, names) | shown_parts(job)
-    limit = limit_of(job)
+    limit = job.limit()
     return {
         **columns,
         "ownership": job.ownership,
+        "standing": standing(job),
         "limit": None if limit is None else dataclasses.asdict(limit),
         "attempts": attempts,
     }
 
 
 def _show_lines(found: dict[str, Any]) -> Iterable[str]:
-    attempts, limit = found["attempts"], found["limit"]
-    rows = [
-        [name, str(value)] for name, value in found.items() if name not in ("attempts", "limit")
-    ]
+    yield from found["standing"]
+    yield ""
+    # The limit is told by the sentences of a job that waits at it.
+    apart = ("standing", "attempts", "limit")
+    rows = [[name, str(value)] for name, value in found.items() if name not in apart]
     yield from table([row for row in rows if row[1] not in ("", "None")])
-    if limit is not None:
-        yield ""
-        number = "none here" if limit["number"] is None else limit["number"]
-        yield f"limit of its concurrency key: {number}; running: {limit['running']}"
-        for one in limit["holders"]:
-            since = shown(one["since"])
-            yield f"  job {one['job']} {one['job_id']} since {since} on {one['worker']}"
-    for one in attempts:
+    for one in found["attempts"]:
         yield ""
         yield f"attempt {one['number']}: {one['status']}, {one['outcome'] or 'no outcome yet'}"
         shown_names = ("worker", "token", "started_at", "finished_at", "error_summary")
@@ -187,6 +184,10 @@ def _retry_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _recover(job: Job, options: Options) -> str:
+    if options["token"] is None and job.lease_token:
+        raise CommandError(
+            f"cannot recover job {job.job_id}: it has a token; give --token (see jobs show)."
+        )
     return job.recover(options["token"], requeue=options["requeue"])
 
 
@@ -221,10 +222,12 @@ def _stats(alias: str, options: Options) -> dict[str, Any]:
     queues: dict[str, dict[str, int]] = {}
     for queue, status, count in counts.order_by("queue", "status"):
         queues.setdefault(queue, {})[status] = count
-    found = health(alias)
+    found, waiting = health(alias), waiting_at_limits(alias)
     return {
         "queues": queues,
         "oldest_due_seconds": found.oldest_due_seconds,
+        "waiting_at_limits": waiting.jobs,
+        "oldest_at_limit_seconds": waiting.oldest_seconds,
         "live_workers": sum(one.is_live for one in found.workers),
     }
 
@@ -236,7 +239,10 @@ def _stats_lines(found: dict[str, Any]) -> Iterable[str]:
     yield from table(rows)
     due = found["oldest_due_seconds"]
     waited = "no job is due" if due is None else f"the oldest due job has waited {due:.0f} s"
-    yield f"{found['live_workers']} live workers; {waited}"
+    yield f"{counted(found['live_workers'], 'live worker')}; {waited}"
+    if waiting := found["waiting_at_limits"]:
+        oldest = found["oldest_at_limit_seconds"]
+        yield f"at a limit: {counted(waiting, 'queued job')}; the oldest has waited {oldest:.0f} s"
 
 
 def _moves(
@@ -302,7 +308,7 @@ SUBCOMMANDS = (
         name="prune",
         help="Delete ended jobs with their attempts.",
         run=_prune,
-        lines=lambda found: [f"{found['pruned']} jobs were deleted."],
+        lines=lambda found: [f"deleted {counted(found['pruned'], 'job')}."],
         arguments=_prune_arguments,
     ),
 )

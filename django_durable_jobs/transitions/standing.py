@@ -1,4 +1,4 @@
-"""Why a job is where it is: sentences from its row, and from what holds its queue up."""
+"""Why a job is where it is, for people: from its row, its limit and what holds its queue up."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from django.utils.translation import gettext as _
 
 from .. import states
+from ..dialects import dialect_for
+from ..instants import exact, from_microseconds
 from ..models import Job, QueuePause, ScheduleCursor
-from ..transitions._lanes import lane_of
-from ..transitions.control import alias_of
-from ..transitions.places import Holder, limit_of
-from ..transitions.workers import live_capabilities
-from .displays import exact
-from .search import now as read_now
+from ._lanes import lane_of
+from .control import alias_of
+from .places import Holder, limit_of
+from .workers import live_capabilities
 
 
 def standing(job: Job) -> list[str]:
@@ -25,7 +25,7 @@ def standing(job: Job) -> list[str]:
         return [_blocked(job)]
     if job.status in states.TERMINAL:
         return [_ended(job)]
-    return _waiting(job, read_now(alias_of(job)))
+    return _waiting(job, from_microseconds(dialect_for(alias_of(job)).instant(alias_of(job))))
 
 
 def _running(job: Job) -> list[str]:
@@ -113,10 +113,7 @@ def _at_limit(job: Job) -> list[str]:
             " the next pass of a worker lets it in, or those before it."
         )
     else:
-        first = _(
-            "The limit of its concurrency key %(key)s is reached: %(running)d run, and it is"
-            " %(number)d."
-        )
+        first = _("%(running)d of %(number)d places of its concurrency key %(key)s are taken.")
     return [first % said, *map(_holder, limit.holders)]
 
 
