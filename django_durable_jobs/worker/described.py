@@ -55,6 +55,11 @@ def log_raised(who: str, error: BaseException) -> None:
         logger.error("%s raised what cannot be logged (%s)", who, type(worse).__name__)
 
 
+def log_timeout(job: ClaimedJob) -> None:
+    """Log that an attempt ends by its timeout: for whoever ends it, so once for each."""
+    logger.warning("%s passed its timeout", named(job))
+
+
 def log_on_purpose(who: str, error: BaseException, delay: int | None) -> None:
     """Log that a handler raised ``PermanentError`` or ``RetryLater``, in its author's words.
 

@@ -253,7 +253,6 @@ def _stopped(dispatch: Dispatch, error: JobInterrupt, *, status: str) -> Outcome
 
 
 def _timed_out(dispatch: Dispatch, error: BaseException) -> Outcome:
-    logger.warning("%s passed its timeout", named(dispatch.job))
     return _failure(
         dispatch,
         error,

@@ -23,6 +23,7 @@ from . import connections
 from .blocking import block
 from .calls import Caller
 from .chores import Chores
+from .described import log_timeout
 from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
 from .heartbeat import Heartbeat
@@ -359,6 +360,8 @@ class Worker:
         is_first = self._held.end(held)
         try:
             if outcome is not None and is_first:
+                if outcome.status == states.TIMED_OUT:
+                    log_timeout(held.job)
                 self._ends.put(held, outcome)
             elif is_first:
                 self._forget(held)

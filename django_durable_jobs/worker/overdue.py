@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from ..conf import settings
+from .described import log_timeout
 from .ends import Ends
 from .execution import overdue_outcome
 from .held import Held, HeldJobs
@@ -44,6 +45,7 @@ class HardLimit:
     def step(self) -> None:
         for held in self._held.all():
             if held.begun and held.ctx.overdue() and self._takes_over(held):
+                log_timeout(held.job)
                 logger.error(
                     "handler %s of job %s does not end; its attempt is ended and its slot lost",
                     held.job.handler,

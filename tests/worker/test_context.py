@@ -253,7 +253,9 @@ def test_after_the_deadline_every_call_stops_the_handler(handlers: Registry, how
     assert fresh(stopped).run_at - only_attempt(stopped).finished_at == timedelta(seconds=50)
 
 
-def test_a_job_that_always_times_out_fails_in_the_end(handlers: Registry) -> None:
+def test_a_job_that_always_times_out_fails_in_the_end(
+    handlers: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
     @job("context.slow", timeout=0.05, backoff=0, max_attempts=2)
     def slow(ctx: JobContext) -> None:
         while True:
@@ -264,6 +266,10 @@ def test_a_job_that_always_times_out_fails_in_the_end(handlers: Registry) -> Non
     drain()
     assert (fresh(failed).status, fresh(failed).error_category) == ("failed", "timeout")
     assert [attempt.status for attempt in attempts(failed)] == ["timed_out", "timed_out"]
+    assert [line for line in caplog.messages if "passed its" in line] == [
+        f"job {failed.job_id} (attempt {number} of handler context.slow) passed its timeout"
+        for number in (1, 2)
+    ]
 
 
 def sleep_past(ctx: JobContext, seconds: float) -> None:

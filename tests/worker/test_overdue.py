@@ -104,7 +104,9 @@ def test_a_drain_whose_slots_are_all_lost_ends(stuck: Stuck) -> None:
     assert fresh(other).status == "queued"
 
 
-def test_a_slot_that_comes_back_is_free_again(stuck: Stuck) -> None:
+def test_a_slot_that_comes_back_is_free_again(
+    stuck: Stuck, caplog: pytest.LogCaptureFixture
+) -> None:
     barrier = threading.Barrier(2, timeout=PATIENCE)
 
     @job("overdue.meets", timeout=20)
@@ -124,6 +126,13 @@ def test_a_slot_that_comes_back_is_free_again(stuck: Stuck) -> None:
     worker.stop()
     assert running.ends() == 0
     assert_timed_out(one)
+    # Each once, also now that its thread has ended.
+    words = ("passed its timeout", "does not end")
+    assert [line for line in caplog.messages if any(word in line for word in words)] == [
+        f"job {one.job_id} (attempt 1 of handler overdue.stuck) passed its timeout",
+        f"handler overdue.stuck of job {one.job_id} does not end; its attempt is ended and its"
+        " slot lost",
+    ]
 
 
 def test_a_stuck_handler_costs_its_process_and_not_the_service(
