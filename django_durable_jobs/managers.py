@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from django.db import models
 
 from .conf import settings
-from .pages import SCOPED, Page, read_page
+from .pages import SCOPED, Page, checked_text, read_page
 
 if TYPE_CHECKING:
+    from .handlers import Handler
     from .models import Job
     from .submission import JobSubmission
 
@@ -28,7 +29,7 @@ class JobQuerySet(models.QuerySet["Job"]):
         self,
         *,
         scope: str | None = None,
-        handler: str | None = None,
+        handler: str | Handler[..., Any] | None = None,
         status: str | None = None,
         after: str | None = None,
         limit: int = 25,
@@ -45,10 +46,12 @@ class JobQuerySet(models.QuerySet["Job"]):
         ``running``, ``blocked``, ``failed``, ``cancelled`` and ``interrupted``; so it may hold
         few jobs or none and have a ``next_cursor`` all the same.
 
-        Raises ``ValueError`` for values out of range, and where not even one job fits;
-        ``InvalidCursor`` for an ``after`` that is no cursor of this query.
+        ``handler`` is a name, or the decorated object for its name: jobs of all its versions.
+
+        Raises ``ValueError`` for values out of range, for a slice or ``values()``, and where not
+        even one job fits; ``InvalidCursor`` for an ``after`` that is no cursor of this query.
         """
-        jobs = self if scope is None else self.in_scope(scope)
+        jobs = self if scope is None else self.in_scope(checked_text("scope", scope, 0, 200))
         return read_page(
             jobs, handler=handler, status=status, after=after, limit=limit, max_bytes=max_bytes
         )

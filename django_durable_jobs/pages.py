@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import EmptyResultSet
 from django.db.models import F, Max, Q, TextField
+from django.db.models.query import ModelIterable
 
 from . import states
 from .dialects import dialect_for
 from .dialects.base import JOBS
-from .exceptions import InvalidCursor
+from .exceptions import InvalidCursor, InvalidSubmission
 from .fields import columns_of
+from .handlers import Handler
 from .payloads import check_text
 from .submission import scope_digest
 
@@ -56,7 +58,7 @@ class Page:
 def read_page(
     jobs: QuerySet[Any],
     *,
-    handler: str | None = None,
+    handler: str | Handler[..., Any] | None = None,
     queue: str | None = None,
     status: str | None = None,
     after: str | None = None,
@@ -69,7 +71,9 @@ def read_page(
     """
     _check_whole("limit", limit, LIMIT_MAX)
     _check_whole("max_bytes", max_bytes, BYTES_MAX)
-    looked_for = _conditions(handler=handler, queue=queue, status=status)
+    _check_shape(jobs)
+    name = handler.name if isinstance(handler, Handler) else handler
+    looked_for = _conditions(handler=name, queue=queue, status=status)
     walk = jobs.order_by("-id")
     if status == states.RUNNING:
         # As few as there are slots, so all are read and sorted: their index is in another order.
@@ -101,10 +105,29 @@ def _check_whole(name: str, value: object, high: int) -> None:
         raise ValueError(f"{name} must be a whole number from 1 to {high}, not {value!r:.50}.")
 
 
+def _check_shape(jobs: QuerySet[Any]) -> None:
+    if jobs.query.is_sliced:
+        raise ValueError("page() takes no slice of a queryset: give limit= and after= instead.")
+    if not issubclass(jobs._iterable_class, ModelIterable):
+        raise ValueError(
+            "page() gives jobs, not values() of them: leave columns unread by only() or defer()."
+        )
+
+
+def checked_text(name: str, value: object, minimum: int, maximum: int) -> str:
+    """Do as ``check_text``; ``ValueError``, since nothing is submitted by a read."""
+    try:
+        return check_text(name, value, minimum, maximum)
+    except InvalidSubmission as error:
+        raise ValueError(str(error)) from None
+
+
 def _conditions(*, status: str | None, **names: str | None) -> dict[str, str]:
     """Give the conditions that were given; text that no column can hold is refused."""
     found = {
-        name: check_text(name, value, 1, 100) for name, value in names.items() if value is not None
+        name: checked_text(name, value, 1, 100)
+        for name, value in names.items()
+        if value is not None
     }
     if status is None:
         return found
@@ -211,7 +234,8 @@ def _position(cursor: str, asked: bytes) -> int:
         is_ours = False
     if not is_ours:
         raise InvalidCursor(
-            "after= is no cursor of this query: give the next_cursor of a page with the same"
-            " scope, handler and status, or begin without after=."
+            "after= is no cursor of this query: give the next_cursor of a page with the same scope,"
+            " handler and status and the same values in filter() (compute a moving one, such as"
+            " now(), once), or begin without after=."
         )
     return position

@@ -11,7 +11,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from django_durable_jobs import DurableJobsError, InvalidCursor, pages
+from django_durable_jobs import DurableJobsError, InvalidCursor, job, pages
 from django_durable_jobs.models import Job
 from django_durable_jobs.pages import Page
 
@@ -129,6 +129,41 @@ def test_conditions_of_ones_own_are_kept_from_page_to_page() -> None:
     assert Job.objects.none().page() == Page(jobs=[], next_cursor=None)
     with pytest.raises(ValueError, match="own columns"):
         Job.objects.filter(attempts__worker="w").page()
+    # One of its own query in all but a value.
+    cursor = jobs.page(limit=1).next_cursor
+    with pytest.raises(InvalidCursor, match=r"the same values in filter\(\)"):
+        Job.objects.filter(queue="other").page(after=cursor)
+
+
+def test_the_order_is_its_own_and_other_shapes_are_refused() -> None:
+    expected = stored(3)
+    assert ids(Job.objects.order_by("id").page()) == ids(Job.objects.reverse().page()) == expected
+    wrong: list[tuple[Any, str]] = [
+        (Job.objects.all()[:2], "no slice"),
+        (Job.objects.all()[1:], "no slice"),
+        (Job.objects.values("id"), r"not values\(\)"),
+        (Job.objects.values_list("id", flat=True), r"not values\(\)"),
+    ]
+    for jobs, told in wrong:
+        with (
+            CaptureQueriesContext(connection) as queries,
+            pytest.raises(ValueError, match=rf"^page\(\) .*{told}.*\.$"),
+        ):
+            jobs.page()
+        assert not queries.captured_queries
+
+
+def test_a_decorated_handler_stands_for_its_name(durable_handlers: Any) -> None:
+    @job("tests.paged", version=2)
+    def paged(ctx: Any) -> None: ...
+
+    first, second = (job_row(handler="tests.paged", handler_version=n) for n in (1, 2))
+    for one in (first, job_row(), second):
+        one.save()
+    page = Job.objects.page(handler=paged, limit=1)
+    assert ids(page) == [second.pk]
+    # A page by the name goes on where it ended.
+    assert ids(Job.objects.page(handler="tests.paged", after=page.next_cursor)) == [first.pk]
 
 
 def test_a_page_looks_through_a_bounded_stretch_of_ids(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,6 +267,7 @@ def test_bounds_are_taken_to_their_ends() -> None:
         {"scope": "a" * 201},
         {"scope": "\0"},
         {"handler": 7},
+        {"handler": ("tests.rows", 1)},
         {"handler": ""},
         {"handler": "\0"},
         {"handler": "\ud800"},
@@ -246,9 +282,11 @@ def test_bounds_are_taken_to_their_ends() -> None:
 def test_filters_that_no_job_can_meet_are_refused(options: dict[str, Any]) -> None:
     with (
         CaptureQueriesContext(connection) as queries,
-        pytest.raises(ValueError, match=next(iter(options))),
+        pytest.raises(ValueError, match=next(iter(options))) as caught,
     ):
         Job.objects.page(**options)
+    # Nothing was submitted.
+    assert type(caught.value) is ValueError
     assert not queries.captured_queries
 
 
