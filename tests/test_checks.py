@@ -236,6 +236,7 @@ def refusal(**options: Any) -> str:
         ({"threads": 1001}, "--threads must be a whole number from 1 to 1000"),
         ({"max_jobs": 0}, "--max-jobs must be a whole number from 1"),
         ({"name": " "}, "--name must not be blank"),
+        ({"name": "a\x1b[31m"}, "--name must be printable text"),
         ({"name": "n" * 191}, "--name must have 1 to 190 characters"),
         ({"queues": ""}, "--queues must have 1 to 100 characters"),
         ({"queues": "a,,b"}, "Write queue names with commas between them"),

@@ -181,9 +181,12 @@ def _own_name() -> str:
 
 def _name(option: str, name: str) -> str:
     try:
-        return check_text(option, name, 1, 190)
+        check_text(option, name, 1, 190)
     except InvalidSubmission as error:
         raise InvalidOptions(str(error)) from None
+    if not name.isprintable():
+        raise InvalidOptions(f"{option} must be printable text: terminals and logs show it.")
+    return name
 
 
 def _queues(option: str, given: Any) -> tuple[str, ...] | None:
@@ -226,6 +229,8 @@ def _runtime(seconds: float) -> float:
 
 def _heartbeat_file(path: str) -> Path:
     file = Path(path).absolute()
+    if file.is_dir():
+        raise InvalidOptions(f'--heartbeat-file "{path}" is a folder: name a file in it.')
     try:
         file.touch()
     except OSError as error:

@@ -100,6 +100,7 @@ def test_a_heartbeat_file_that_cannot_be_written_is_told_once(
         ({"max_runtime": float("nan")}, "--max-runtime must be"),
         ({"max_memory": 0}, "--max-memory must be a whole number"),
         ({"heartbeat_file": "/proc/none/file"}, "--heartbeat-file .* cannot be written"),
+        ({"heartbeat_file": "/proc"}, "--heartbeat-file .* is a folder: name a file in it"),
         ({"reload": True, "drain": True}, "not with --drain or --once"),
         ({"reload": True}, "on the command line only"),
     ],
