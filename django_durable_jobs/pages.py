@@ -82,6 +82,8 @@ def read_page(
         looked_for = {}
     elif status is not None and status not in states.ORDINARY:
         walk = walk.filter(NEEDS_ATTENTION, status=looked_for.pop("status"))
+    # A reverse() would turn the page's own order round.
+    walk.query.standard_ordering = True
     try:
         asked = _asked(walk.filter(**looked_for))
     except EmptyResultSet:

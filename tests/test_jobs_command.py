@@ -83,6 +83,8 @@ def test_list_filters_and_pages_and_shows_no_payload() -> None:
     assert "secret" not in text + json.dumps(answer("list"))
     assert "timeout" in text
     assert run("list", "--queue=none") == (0, "No jobs.\n")
+    saved(job_id="a\x1b[31m\nb")
+    assert r"a\x1b[31m\nb" in run("list")[1], "no other line, and no colour"
     for told, *wrong in (
         ("limit must be a whole number from 1 to 100", "--limit=101"),
         ("no cursor of this query", after, "--status=failed"),

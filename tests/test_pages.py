@@ -138,6 +138,14 @@ def test_conditions_of_ones_own_are_kept_from_page_to_page() -> None:
 def test_the_order_is_its_own_and_other_shapes_are_refused() -> None:
     expected = stored(3)
     assert ids(Job.objects.order_by("id").page()) == ids(Job.objects.reverse().page()) == expected
+    walked = []
+    page = Job.objects.reverse().page(limit=1)
+    while page.jobs:
+        walked += ids(page)
+        if page.next_cursor is None:
+            break
+        page = Job.objects.reverse().page(limit=1, after=page.next_cursor)
+    assert walked == expected
     wrong: list[tuple[Any, str]] = [
         (Job.objects.all()[:2], "no slice"),
         (Job.objects.all()[1:], "no slice"),

@@ -17,6 +17,7 @@ from ...exceptions import DurableJobsError
 from ...worker.options import MigrationsMissing
 from ...worker.schema import require_migrations
 from ..jobs import SUBCOMMANDS, Subcommand
+from ..jobs.base import plain
 
 
 class Command(BaseCommand):
@@ -54,7 +55,7 @@ class Command(BaseCommand):
             self.stdout.write(json.dumps(answer, cls=DjangoJSONEncoder, indent=2))
         else:
             for line in chosen.lines(answer):
-                self.stdout.write(line)
+                self.stdout.write(plain(line))
         self.stdout.flush()
 
 

@@ -57,6 +57,11 @@ def recorded_move(
     return run
 
 
+def plain(text: str) -> str:
+    """Give a line without what a terminal obeys, or what begins another line."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
+
+
 def shown(instant: datetime | None) -> str:
     """Show an instant in UTC, to the minute."""
     return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"

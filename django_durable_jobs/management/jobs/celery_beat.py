@@ -16,7 +16,7 @@ from django.db import connections
 from ...exceptions import DurableJobsError, InvalidSchedule
 from ...schedules.declaration import time_zone
 from ...schedules.expression import parse
-from .base import Options, Subcommand
+from .base import Options, Subcommand, plain
 
 TABLE = "django_celery_beat_periodictask"
 KINDS = {
@@ -103,8 +103,7 @@ def _translated(row: Row, kinds: dict[str, dict[Any, Row]]) -> dict[str, Any]:
 
 def _comment(text: str) -> str:
     """Make a comment of one line, whatever the text holds."""
-    plain = (one if one.isprintable() else repr(one)[1:-1] for one in text)
-    return f"# {''.join(plain)}"
+    return f"# {plain(text)}"
 
 
 def _call(row: Row, timing: Timing, payload: Any) -> Iterator[str]:

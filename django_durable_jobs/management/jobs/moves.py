@@ -101,9 +101,10 @@ def _show_lines(found: dict[str, Any]) -> Iterable[str]:
     yield from found["standing"]
     yield ""
     # The limit is told by the sentences of a job that waits at it.
-    apart = ("standing", "attempts", "limit")
+    apart = ("standing", "attempts", "limit", "error_traceback")
     rows = [[name, str(value)] for name, value in found.items() if name not in apart]
     yield from table([row for row in rows if row[1] not in ("", "None")])
+    yield from (found["error_traceback"] or "").splitlines()
     for one in found["attempts"]:
         yield ""
         yield f"attempt {one['number']}: {one['status']}, {one['outcome'] or 'no outcome yet'}"
