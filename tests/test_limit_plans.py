@@ -16,7 +16,17 @@ from django_durable_jobs.models import Job
 from django_durable_jobs.transitions import claims, limits, maintenance, places, recovery
 from django_durable_jobs.worker.passes import Serving
 
-from .test_query_plans import FULL_SCAN, HOUR, LIMIT, insert, plan, rows_read, statements, undone
+from .test_query_plans import (
+    FULL_SCAN,
+    HOUR,
+    LIMIT,
+    STATISTICS,
+    filled,
+    insert,
+    plan,
+    rows_read,
+    statements,
+)
 
 pytestmark = pytest.mark.django_db
 
@@ -52,22 +62,15 @@ def fill() -> None:
         )
 
 
-@pytest.fixture(scope="module", params=["with statistics", "without statistics"])
+@pytest.fixture(scope="module", params=STATISTICS)
 def crowd(
     request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
 ) -> Iterator[str]:
-    """Fill the tables once, as ``volume`` of ``test_query_plans``."""
-    with registry.temporary(), django_db_blocker.unblock(), undone():
+    """Fill the tables once for this module."""
+    with registry.temporary(), django_db_blocker.unblock():
         job("plans.keyed", concurrency=1, concurrency_key=lambda key: key, timeout=1)(keyed)
-        with connection.cursor() as cursor:
-            if connection.vendor == "postgresql":
-                cursor.execute(f"TRUNCATE {JOBS} CASCADE")
-                for table in (JOBS, ATTEMPTS):
-                    cursor.execute(f"DELETE FROM pg_statistic WHERE starelid = '{table}'::regclass")
-            fill()
-            if request.param == "with statistics":
-                cursor.execute("ANALYZE")
-        yield request.param
+        with filled(fill, request.param):
+            yield request.param
 
 
 def claim(limit: int = 16) -> list[claims.ClaimedJob]:

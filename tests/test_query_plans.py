@@ -123,23 +123,31 @@ def fill() -> None:
         )
 
 
-@pytest.fixture(scope="module", params=["with statistics", "without statistics"])
-def volume(
-    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
-) -> Iterator[str]:
-    """Fill the tables once for this module, inside a transaction that looks like a TestCase's.
+# A plan must be good before the first ANALYZE, too: a queue fills faster than that comes.
+STATISTICS = ["with statistics", "without statistics"]
 
-    A plan must be good before the first ANALYZE, too: a queue fills faster than that comes.
-    """
-    with django_db_blocker.unblock(), undone(), connection.cursor() as cursor:
+
+@contextmanager
+def filled(fill: Callable[[], None], statistics: str) -> Iterator[None]:
+    """Fill the tables inside a transaction that looks like a TestCase's."""
+    with undone(), connection.cursor() as cursor:
         if connection.vendor == "postgresql":
             # New files and no statistics: those that other tests have left make it look otherwise.
             cursor.execute(f"TRUNCATE {JOBS} CASCADE")
             for table in (JOBS, ATTEMPTS):
                 cursor.execute(f"DELETE FROM pg_statistic WHERE starelid = '{table}'::regclass")
         fill()
-        if request.param == "with statistics":
+        if statistics == "with statistics":
             cursor.execute("ANALYZE")
+        yield
+
+
+@pytest.fixture(scope="module", params=STATISTICS)
+def volume(
+    request: pytest.FixtureRequest, django_db_setup: None, django_db_blocker: Any
+) -> Iterator[str]:
+    """Fill the tables once for this module."""
+    with django_db_blocker.unblock(), filled(fill, request.param):
         yield request.param
 
 
