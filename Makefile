@@ -40,13 +40,16 @@ $(VENV)/.stamp: pyproject.toml requirements/constraints.txt requirements/django$
 	@PYTHONDEVMODE= $(BIN)/python $(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
-# Both at once: the tests of processes and leases spend most of their time waiting.
-test: $(VENV)/.stamp ## Run the suite on SQLite and on PostgreSQL
-	@log=$$(mktemp); status=0; \
-	$(MAKE) --no-print-directory test-postgres >$$log 2>&1 & other=$$!; \
-	$(MAKE) --no-print-directory test-sqlite || status=$$?; \
+# Two commands at the same time; what the second one wrote comes after the first.
+at_once = log=$$(mktemp); status=0; \
+	$(2) >$$log 2>&1 & other=$$!; \
+	$(1) || status=$$?; \
 	wait $$other || status=$$?; \
 	cat $$log; rm -f $$log; exit $$status
+
+# The tests of processes and leases spend most of their time waiting.
+test: $(VENV)/.stamp ## Run the suite on SQLite and on PostgreSQL
+	@$(call at_once,$(MAKE) --no-print-directory test-sqlite,$(MAKE) --no-print-directory test-postgres)
 
 test-sqlite: $(VENV)/.stamp ## Run the suite on SQLite
 	@echo "== The suite on SQLite"
@@ -61,8 +64,8 @@ long: $(VENV)/.stamp ## Run the tests that take long real time on both databases
 	@$(MAKE) --no-print-directory test ARGS="$(ARGS) -m long"
 
 mutations: $(VENV)/.stamp ## Take out each condition of the fence: a test must notice
-	@TEST_DATABASE=sqlite $(BIN)/python -m tests.mutations
-	@$(BIN)/python -m tests._postgres -- $(BIN)/python -m tests.mutations
+	@$(call at_once,TEST_DATABASE=sqlite $(BIN)/python -m tests.mutations,\
+		$(BIN)/python -m tests._postgres -- $(BIN)/python -m tests.mutations)
 
 # Ten minutes; SOAK="--seconds 60 --seed 7" for another time or the same choices again.
 SOAK ?=

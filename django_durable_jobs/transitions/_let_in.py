@@ -74,15 +74,15 @@ def pass_on(alias: str, ids: Sequence[int]) -> None:
         handler, key, queue = map(decode_text, texts)
         if handler is not None and key is not None and queue is not None:
             freed.setdefault(LimitKey(handler, key), {})[queue] = int(places)
-    let_in(alias, freed)
+    let_in(alias, freed, ids)
 
 
 # How many places of each key were freed by jobs of each queue.
 Freed = Mapping[LimitKey, Mapping[str, int]]
 
 
-def let_in(alias: str, freed: Freed) -> None:
-    """Let in as many of each key as places were freed, in the transaction that frees them.
+def let_in(alias: str, freed: Freed, by: Sequence[int]) -> None:
+    """Let in as many of each key as places were freed ``by`` jobs, in their transaction.
 
     A claim that has a key locked may have counted before this transaction's commit, and be
     about to send its jobs to wait: nobody would let them in. So a key that is not to be had
@@ -91,14 +91,14 @@ def let_in(alias: str, freed: Freed) -> None:
     if not freed:
         return
     held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
-    _let_in_instead(alias, {key: freed[key] for key in held})
+    _let_in_instead(alias, {key: freed[key] for key in held}, by)
     missed = {key: places for key, places in freed.items() if key not in held}
     # (With autocommit off nobody tells us of the commit: then the next pass does it.)
     if missed and connections[alias].in_atomic_block:
-        transaction.on_commit(partial(_let_in_later, alias, missed), using=alias, robust=True)
+        transaction.on_commit(partial(_let_in_later, alias, missed, by), using=alias, robust=True)
 
 
-def _let_in_later(alias: str, missed: Freed) -> None:
+def _let_in_later(alias: str, missed: Freed, by: Sequence[int]) -> None:
     """Wait for the keys, some at a time; what takes too long is left to the next pass."""
     dialect = dialect_for(alias)
     keys = iter(sorted(missed))
@@ -106,18 +106,18 @@ def _let_in_later(alias: str, missed: Freed) -> None:
         while some := list(islice(keys, KEYS_AT_ONCE)):
             with dialect.own(alias, lock_timeout=LINE_SECONDS):
                 dialect.wait_for_keys(alias, some)
-                _let_in_instead(alias, {key: missed[key] for key in some})
+                _let_in_instead(alias, {key: missed[key] for key in some}, by)
     except (Error, LockTimeout) as error:
         logger.debug("jobs are let in by the next pass: %s", type(error).__name__)
 
 
-def _let_in_instead(alias: str, freed: Freed) -> None:
+def _let_in_instead(alias: str, freed: Freed, by: Sequence[int]) -> None:
     """Let in the next of each key; where the last one to be let in is there still, of a queue.
 
     Nobody has taken that one: its queue is paused, or whoever serves it is busy or away. The
     queue in which a place was freed is served, and so its jobs do not wait for the others'.
     """
-    untaken = _untaken(alias, freed)
+    untaken = _untaken(alias, freed, by)
     let_in_next(alias, {key: sum(freed[key].values()) for key in freed if key not in untaken})
     values = [(*key, number, queue) for key in untaken for queue, number in freed[key].items()]
     if values:
@@ -125,17 +125,19 @@ def _let_in_instead(alias: str, freed: Freed) -> None:
         let_in_those(alias, columns, values, f"{WAITS} AND j.queue = g.queue", {})
 
 
-def _untaken(alias: str, keys: Iterable[LimitKey]) -> list[LimitKey]:
-    """Give the keys of which a queued job is in the claim's index."""
+def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[LimitKey]:
+    """Give the keys of which a queued job is in the claim's index, but for those just moved."""
     values = list(keys)
     if not values:
         return []
     dialect = dialect_for(alias)
     given, params = dialect.rows(KEY_COLUMNS, values)
+    moved = ", ".join(str(int(one)) for one in by)
     sql = (
         f"SELECT g.handler, g.key FROM ({given}) AS g WHERE EXISTS (SELECT 1 FROM {JOBS} j"
         f" WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
-        f" AND j.concurrency_key IS NOT NULL AND j.concurrency_key = g.key AND {IN_CLAIMS})"
+        f" AND j.concurrency_key IS NOT NULL AND j.concurrency_key = g.key AND {IN_CLAIMS}"
+        f" AND j.id NOT IN ({moved}))"
     )
     return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
 

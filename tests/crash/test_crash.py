@@ -30,7 +30,7 @@ from tests._processes import ROOT, environment
 
 from .child import GAVE_UP, MOVES
 
-SETTINGS = {"LEASE_SECONDS": 0.8, "TIMEOUT_SECONDS": 0.6, "POLL_SECONDS": 0.1}
+SETTINGS = {"LEASE_SECONDS": 1.5, "TIMEOUT_SECONDS": 1.2, "POLL_SECONDS": 0.1}
 TERMINAL = {"succeeded", "failed", "cancelled", "interrupted"}
 Tables = dict[str, Any]
 

@@ -285,9 +285,25 @@ class Oracle:
         )
 
     def _let_in(self, freed: Iterable[Job]) -> None:
-        """One of its key for each of these jobs (3.12)."""
-        for job in list(freed):
-            self._let_in_next([one for one in self.jobs if one.limit_key == job.limit_key], 1)
+        """One of its key for each of these jobs (3.12).
+
+        Where another was let in before and nobody has taken it, one of the same queue.
+        """
+        by_key: dict[Any, list[Job]] = {}
+        for job in freed:
+            by_key.setdefault(job.limit_key, []).append(job)
+        for key, moved in by_key.items():
+            of_key = [one for one in self.jobs if one.limit_key == key]
+            if any(self._is_untaken(one) for one in of_key if one not in moved):
+                for job in moved:
+                    self._let_in_next(
+                        [one for one in of_key if one.lane.queue == job.lane.queue], 1
+                    )
+            else:
+                self._let_in_next(of_key, len(moved))
+
+    def _is_untaken(self, job: Job) -> bool:
+        return job.status == "queued" and not job.limit_waiting
 
     def _let_in_next(self, jobs: Iterable[Job], places: int) -> None:
         waiting = sorted((one for one in jobs if one.limit_waiting), key=lambda one: one.place)
