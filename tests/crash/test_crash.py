@@ -100,6 +100,7 @@ def test_a_worker_killed_again_and_again_never_exceeds_the_executions(tmp_path: 
     assert used_up, "no life came to its last execution"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no sessions to end")
 def test_a_session_ended_in_the_middle_of_a_move_leaves_nothing_of_it(tmp_path: Path) -> None:
