@@ -19,6 +19,7 @@ from ..announcements import announce
 from ..dialects import dialect_for
 from ..dialects.base import JOBS, KEY_COLUMNS, FencedMove, LimitKey, Row
 from ..exceptions import LockTimeout
+from ..handlers import registry
 from ..payloads import decode_text
 
 logger = logging.getLogger("django_durable_jobs")
@@ -112,10 +113,10 @@ def _let_in_later(alias: str, missed: Freed, by: Sequence[int]) -> None:
 
 
 def _let_in_instead(alias: str, freed: Freed, by: Sequence[int]) -> None:
-    """Let in the next of each key; where the last one to be let in is there still, of a queue.
+    """Let in the next of each key; where none of those let in before is taken, of a queue.
 
-    Nobody has taken that one: its queue is paused, or whoever serves it is busy or away. The
-    queue in which a place was freed is served, and so its jobs do not wait for the others'.
+    As many as the limit are there still: their queues are paused, or whoever serves them is busy
+    or away. The queue in which a place was freed is served: its jobs do not wait for the others'.
     """
     untaken = _untaken(alias, freed, by)
     let_in_next(alias, {key: sum(freed[key].values()) for key in freed if key not in untaken})
@@ -126,20 +127,33 @@ def _let_in_instead(alias: str, freed: Freed, by: Sequence[int]) -> None:
 
 
 def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[LimitKey]:
-    """Give the keys of which a queued job is in the claim's index, but for those just moved."""
-    values = list(keys)
+    """Give the keys with a job let in for each place of the limit, but for those just moved."""
+    numbers = {key: number_of(key.handler) for key in keys}
+    values = [(*key, number) for key, number in numbers.items() if number is not None]
     if not values:
         return []
     dialect = dialect_for(alias)
-    given, params = dialect.rows(KEY_COLUMNS, values)
+    given, params = dialect.rows(PLACES, values)
+    most = max(number for *_, number in values)
     moved = ", ".join(str(int(one)) for one in by)
     sql = (
-        f"SELECT g.handler, g.key FROM ({given}) AS g WHERE EXISTS (SELECT 1 FROM {JOBS} j"
+        f"SELECT g.handler, g.key FROM ({given}) AS g"
+        f" WHERE g.places <= (SELECT count(*) FROM (SELECT 1 FROM {JOBS} j"
         f" WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
         f" AND j.concurrency_key IS NOT NULL AND j.concurrency_key = g.key AND {IN_CLAIMS}"
-        f" AND j.id NOT IN ({moved}))"
+        f" AND j.id NOT IN ({moved}) LIMIT {most}) AS c)"
     )
     return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
+
+
+def number_of(name: str) -> int | None:
+    """Give the greatest number that a version of a handler allows here; None for no limit."""
+    numbers = [
+        handler.concurrency
+        for handler in registry.all()
+        if handler.name == name and handler.concurrency is not None
+    ]
+    return max(numbers, default=None)
 
 
 def let_in_next(alias: str, places: Mapping[LimitKey, int]) -> int:

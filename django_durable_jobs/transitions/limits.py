@@ -18,7 +18,7 @@ from ..dialects.base import JOBS, KEY_COLUMNS, PAUSES, LimitKey
 from ..handlers import registry
 from ..payloads import decode_text
 from ._lanes import after_last
-from ._let_in import IN_CLAIMS, PLACES, WAITS, let_in_next, let_in_those
+from ._let_in import IN_CLAIMS, PLACES, WAITS, let_in_next, let_in_those, number_of
 from ._pages import PAGE
 from .workers import Capability, live_capabilities
 
@@ -176,16 +176,6 @@ def _limits(alias: str, keys: Sequence[LimitKey]) -> dict[LimitKey, int | None]:
 
 def _is_known(name: str) -> bool:
     return any(handler.name == name for handler in registry.all())
-
-
-def number_of(name: str) -> int | None:
-    """Give the greatest number that a version of a handler allows here; None for no limit."""
-    numbers = [
-        handler.concurrency
-        for handler in registry.all()
-        if handler.name == name and handler.concurrency is not None
-    ]
-    return max(numbers, default=None)
 
 
 def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, dict[str, Any]]:

@@ -10,8 +10,9 @@ from ..dialects import dialect_for
 from ..dialects.base import JOBS
 from ..instants import SECOND
 from ..models import Job, JobAttempt
+from ._let_in import number_of
 from .control import alias_of
-from .limits import WAITING, number_of
+from .limits import WAITING
 
 SHOWN = 10
 

@@ -287,14 +287,15 @@ class Oracle:
     def _let_in(self, freed: Iterable[Job]) -> None:
         """One of its key for each of these jobs (3.12).
 
-        Where another was let in before and nobody has taken it, one of the same queue.
+        Where one for each place was let in before and nobody has taken it, one of the same queue.
         """
         by_key: dict[Any, list[Job]] = {}
         for job in freed:
             by_key.setdefault(job.limit_key, []).append(job)
         for key, moved in by_key.items():
             of_key = [one for one in self.jobs if one.limit_key == key]
-            if any(self._is_untaken(one) for one in of_key if one not in moved):
+            untaken = sum(map(self._is_untaken, (one for one in of_key if one not in moved)))
+            if key is not None and untaken >= self.limits[key[0]]:
                 for job in moved:
                     self._let_in_next(
                         [one for one in of_key if one.lane.queue == job.lane.queue], 1

@@ -121,6 +121,17 @@ def test_who_frees_a_place_lets_in_its_own_queue_where_nobody_takes_the_next():
     assert ids(claim()) == [ahead[1].pk]
 
 
+def test_one_on_the_way_of_two_places_keeps_nobody_of_another_queue_out():
+    keyed = declare(2)
+    first, second, third = (keyed.submit("a") for _ in range(3))
+    fourth = keyed.submit("a", queue="elsewhere")
+    held = claim()
+    assert ids(held) == [first.pk, second.pk] and waiting() == [third.pk, fourth.pk]
+    for one in held:
+        assert end(one).written
+    assert waiting() == [], "nobody has taken the third yet, and there is a place for the fourth"
+
+
 def test_a_greater_number_lets_more_in_and_none_lets_in_all():
     keyed = declare(1)
     jobs = [keyed.submit("a") for _ in range(9)]
