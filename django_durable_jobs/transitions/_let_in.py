@@ -138,12 +138,20 @@ def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[Li
     moved = ", ".join(str(int(one)) for one in by)
     sql = (
         f"SELECT g.handler, g.key FROM ({given}) AS g"
-        f" WHERE g.places <= (SELECT count(*) FROM (SELECT 1 FROM {JOBS} j"
-        f" WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
-        f" AND j.concurrency_key IS NOT NULL AND j.concurrency_key = g.key AND {IN_CLAIMS}"
-        f" AND j.id NOT IN ({moved}) LIMIT {most}) AS c)"
+        f" WHERE g.places <= (SELECT count(*) FROM"
+        f" ({on_the_way(alias)} AND j.id NOT IN ({moved}) LIMIT {most}) AS c)"
     )
     return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
+
+
+def on_the_way(alias: str) -> str:
+    """Select the jobs of a key ``g`` that were let in and that a claim could take now."""
+    return (
+        f"SELECT 1 FROM {JOBS} j WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
+        f" AND j.concurrency_key = g.key AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
+        f" AND j.run_at <= {dialect_for(alias).now()} AND j.cancel_requested_at IS NULL"
+        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
+    )
 
 
 def number_of(name: str) -> int | None:

@@ -18,7 +18,7 @@ from ..dialects.base import JOBS, KEY_COLUMNS, PAUSES, LimitKey
 from ..handlers import registry
 from ..payloads import decode_text
 from ._lanes import after_last
-from ._let_in import IN_CLAIMS, PLACES, WAITS, let_in_next, let_in_those, number_of
+from ._let_in import PLACES, WAITS, let_in_next, let_in_those, number_of, on_the_way
 from ._pages import PAGE
 from .workers import Capability, live_capabilities
 
@@ -135,12 +135,7 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     dialect = dialect_for(alias)
     given, given_params = dialect.rows(KEY_COLUMNS, list(numbers))
     of_key = "j.handler = g.handler AND j.concurrency_key = g.key"
-    coming = (
-        f"SELECT 1 FROM {JOBS} j WHERE j.status = '{states.QUEUED}' AND {of_key}"
-        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS} AND j.run_at <= {dialect.now()}"
-        " AND j.cancel_requested_at IS NULL"
-        " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-    )
+    coming = on_the_way(alias)
     most = max(numbers.values())
     sql = (
         "SELECT g.handler, g.key,"

@@ -294,7 +294,7 @@ class Oracle:
             by_key.setdefault(job.limit_key, []).append(job)
         for key, moved in by_key.items():
             of_key = [one for one in self.jobs if one.limit_key == key]
-            untaken = sum(map(self._is_untaken, (one for one in of_key if one not in moved)))
+            untaken = sum(map(self._can_start, (one for one in of_key if one not in moved)))
             if key is not None and untaken >= self.limits[key[0]]:
                 for job in moved:
                     self._let_in_next(
@@ -302,9 +302,6 @@ class Oracle:
                     )
             else:
                 self._let_in_next(of_key, len(moved))
-
-    def _is_untaken(self, job: Job) -> bool:
-        return job.status == "queued" and not job.limit_waiting
 
     def _let_in_next(self, jobs: Iterable[Job], places: int) -> None:
         waiting = sorted((one for one in jobs if one.limit_waiting), key=lambda one: one.place)
