@@ -32,19 +32,18 @@ def assert_goes_on_after_the_checkpoint(imported: Import, rows_before: int) -> N
 
 
 def test_another_worker_goes_on_after_the_last_chunk_of_a_killed_one(shop: Shop) -> None:
-    # The job keeps the timeout of its submitter: below this lease, as SQLite wants it.
-    lease = {"SHOP_LEASE_SECONDS": "6"}
-    imported = start_import(shop, 0.02, **lease)
-    first = shop.work("--name=first", **lease)
+    imported = start_import(shop, 0.02)
+    first = shop.work("--name=first")
     imported.reaches(30 * CHUNK)
     first.kill()
 
+    imported.expire_lease()
     rows_before = imported.written()
     assert imported.status() == "running"
     assert imported.checkpoint() == rows_before == shop.count("shop_airport")
     assert rows_before < packaged_rows()
 
-    second = shop.work("--name=second", **lease)
+    second = shop.work("--name=second")
     until(imported.ended, "the second worker to finish it")
     second.send()
     assert second.ends() == 0, second.output()

@@ -117,7 +117,7 @@ commits = pytest.mark.parametrize("commits", [True, False])
 @commits
 def test_a_recovery_during_a_completion(commits: bool) -> None:
     """It came in time and stands, although its lease is over before it commits."""
-    [one] = claimed(lease=1.5)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     with held(completes(one)) as first:
         sleep_past(end)
@@ -347,7 +347,7 @@ def test_a_renewal_during_both_is_busy_and_not_lost(
 @pytest.mark.parametrize("write", [fence, completes])
 def test_after_a_renewal_both_go_on(write: Callable[[ClaimedJob], Callable[[], None]]) -> None:
     """Also where the lease that they began under is over by then (FAULTS 30)."""
-    [one] = claimed(lease=2.0)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     with paused(renew(one)) as first, racing(alone(write(one))) as [second]:
         second.wait_until_blocked()
@@ -443,7 +443,7 @@ def test_an_end_after_the_recovery_is_not_told(by_hand: bool) -> None:
 
 def test_an_on_finish_that_runs_past_the_lease_stands() -> None:
     """Nobody takes the job meanwhile, and its worker is not told that it lost it (FAULTS 4)."""
-    [one] = claimed(lease=1.5)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     heartbeat, mine = heartbeat_of(one)
     mine.ended = True

@@ -119,7 +119,7 @@ def end(standing: Any, how: str) -> None:
 @each_end
 def test_a_recovery_during_a_report_comes_after_it(name: str, how: str) -> None:
     """Begun within the lease it stands, although the lease is over before it commits."""
-    one = handler(name, lease=2.0)
+    one = handler(name, lease=3)
     with ENDS[how](one.report) as first:
         sleep_past(one.end)
         with passed_over(recover_all, lambda: end(first, how)) as second:

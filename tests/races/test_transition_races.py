@@ -313,7 +313,7 @@ def wait_for(condition: Callable[[], bool], start: Any) -> None:
 
 def test_a_recovery_after_the_finish_finds_nothing():
     """The finish came in time and stands, although its lease is over before it commits."""
-    [one] = claimed(lease=1.5)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     with paused(finish(one)) as first:
         sleep_past(end)
@@ -367,7 +367,7 @@ def test_a_recovery_by_hand_after_the_finish_is_refused():
 
 
 def test_a_recovery_after_the_renewal_finds_nothing():
-    [one] = claimed(lease=1.5)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     with paused(renew(one)) as first:
         sleep_past(end)

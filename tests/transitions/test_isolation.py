@@ -231,7 +231,7 @@ def test_a_renewal_and_a_pass_leave_what_another_holds(raised: str):
 
 
 def test_a_lease_that_ends_during_the_wait_is_lost(raised: str):
-    [one] = claimed(lease=1.5)
+    [one] = claimed(lease=3)
     end = lease_of(one.id)
     with held(lambda: lock(one.id, raised), alias=raised) as stranger:
         with racing(lambda: checkpoints(raised, one), alias=raised) as [writer]:

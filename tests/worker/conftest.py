@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from django_durable_jobs.handlers import Registry, registry
+from django_durable_jobs.worker.heartbeat import Heartbeat
 
 from .support import QUICK, Gate, Process, Recorder, environment_with
 
@@ -60,6 +61,12 @@ def durable_jobs(settings: Any) -> Callable[..., None]:
         settings.DURABLE_JOBS = {**settings.DURABLE_JOBS, **keys}
 
     return set_keys
+
+
+@pytest.fixture
+def renewed_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of this process renew like those of short leases: nobody waits, nothing is lost."""
+    monkeypatch.setattr(Heartbeat, "interval", lambda self: 0.2)
 
 
 @pytest.fixture

@@ -27,11 +27,12 @@ from ..testapp import jobs
 from ..testapp.models import Business
 from .support import (
     PATIENCE,
-    SHORT,
+    QUICK,
     Gate,
     Recorder,
     Serving,
     attempts,
+    change,
     drain,
     fresh,
     only_attempt,
@@ -149,7 +150,7 @@ def test_whatever_else_it_does_the_job_is_not_half_finished(
 def test_a_job_whose_on_finish_raised_is_recovered_and_runs_again(
     handlers: Registry, durable_jobs: Callable[..., None]
 ) -> None:
-    durable_jobs(**SHORT)
+    durable_jobs(**QUICK)
     calls: list[int] = []
 
     def once(event: FinishEvent) -> None:
@@ -158,12 +159,14 @@ def test_a_job_whose_on_finish_raised_is_recovered_and_runs_again(
         if event.attempt == 1:
             raise ValueError("once")
 
-    @job("on_finish.again", timeout=0.5, on_finish=once)
+    @job("on_finish.again", on_finish=once)
     def again(ctx: JobContext) -> int:
         return ctx.attempt
 
     one = again.submit()
     worker = Serving()
+    until(lambda: calls and not worker.worker._held.all(), "the attempt to be left to its lease")
+    change(one, lease_expires_at=1)
     until(lambda: fresh(one).status == "succeeded")
     assert worker.stop() == 0
     first, second = attempts(one)
@@ -258,10 +261,11 @@ def test_a_lost_connection_is_tried_again(
 
 @only_where_rows_are_locked
 def test_a_lock_is_waited_for_under_renewal(
-    handlers: Registry, recorder: Recorder, durable_jobs: Callable[..., None]
+    renewed_often: None, handlers: Registry, recorder: Recorder, durable_jobs: Callable[..., None]
 ) -> None:
     """Longer than the lease: rolled back, tried again, and renewed in between (FAULTS 4)."""
-    durable_jobs(**SHORT, LOCK_TIMEOUT_SECONDS=5)
+    lease = 5.0
+    durable_jobs(**{**QUICK, "LEASE_SECONDS": lease})
     business = Business.objects.create(name="locked")
     tried: list[int] = []
 
@@ -285,7 +289,7 @@ def test_a_lock_is_waited_for_under_renewal(
         # The others' ends are written meanwhile.
         other = plain.submit()
         until(lambda: fresh(other).status == "succeeded")
-        until(lambda: time.monotonic() - began > 2.5 * SHORT["LEASE_SECONDS"])
+        until(lambda: time.monotonic() - began > 1.5 * lease)
         assert (fresh(one).status, fresh(one).attempt_count) == ("running", 1)
         stranger.commit()
     until(lambda: fresh(one).status == "succeeded")

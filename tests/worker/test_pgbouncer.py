@@ -16,7 +16,7 @@ from django.db import connection
 from .._postgres import UNPRIVILEGED_USERS
 from ..testapp import jobs
 from .conftest import StartWorker
-from .support import SHORT, Gate, attempts, fresh, until
+from .support import QUICK, Gate, attempts, fresh, until
 
 PROGRAM = shutil.which("pgbouncer", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
 
@@ -78,7 +78,7 @@ def test_a_worker_behind_a_pooler_of_transactions(
     worker = start_worker(
         "--processes=0",
         "--threads=4",
-        durable_jobs=SHORT,
+        durable_jobs={**QUICK, "LEASE_SECONDS": 9},
         variables={"DATABASE_URL": f"{pooled_url}?DISABLE_SERVER_SIDE_CURSORS=True"},
     )
     gate.begun("held")

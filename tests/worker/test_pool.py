@@ -12,24 +12,29 @@ from tests.testapp.jobs import Gate as Gated
 from tests.testapp.jobs import Line, holding, line
 
 from .conftest import StartWorker
-from .support import SHORT, Gate, attempts, fresh, until
+from .support import QUICK, Gate, attempts, fresh, until
 
 pytestmark = [
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor != "postgresql", reason="SQLite has no pool"),
 ]
 
+LEASE_SECONDS = 6
+
 
 def test_a_pool_held_by_handlers_starves_no_loop(start_worker: StartWorker, gate: Gate) -> None:
     holders = [holding.submit(Gated(**gate.payload(name))) for name in "ab"]
     worker = start_worker(
-        "--processes=0", "--threads=4", durable_jobs=SHORT, variables={"TEST_POOL": "2"}
+        "--processes=0",
+        "--threads=4",
+        durable_jobs={**QUICK, "LEASE_SECONDS": LEASE_SECONDS},
+        variables={"TEST_POOL": "2"},
     )
     for name in "ab":
         gate.begun(name)
     other = line.submit(Line(str(Path(gate.folder, "lines")), 1))
     until(lambda: fresh(other).is_terminal, "a claim and a finish beside the held connections")
-    time.sleep(2 * SHORT["LEASE_SECONDS"])
+    time.sleep(1.5 * LEASE_SECONDS)
     assert [fresh(job).ownership for job in holders] == ["current", "current"]
     for name in "ab":
         gate.open(name)

@@ -26,7 +26,7 @@ from ..testapp.models import Business
 from .conftest import StartWorker
 from .support import (
     PATIENCE,
-    SHORT,
+    QUICK,
     Gate,
     Serving,
     attempts,
@@ -108,6 +108,7 @@ def test_a_claim_that_raises_is_logged_and_the_next_one_works(
     ],
 )
 def test_a_loop_that_raises_is_logged_counted_and_goes_on(
+    renewed_often: None,
     handlers: Registry,
     serve: Callable[..., Serving],
     monkeypatch: pytest.MonkeyPatch,
@@ -124,7 +125,7 @@ def test_a_loop_that_raises_is_logged_counted_and_goes_on(
         assert go.wait(PATIENCE)
 
     step = Fault(monkeypatch, module, function)
-    serving = serve(**SHORT)
+    serving = serve(**QUICK)
     one = waits.submit()
     assert begun.wait(PATIENCE)
     step.errors = [RuntimeError("a fault of ours"), LockTimeout("locked")]
@@ -133,7 +134,7 @@ def test_a_loop_that_raises_is_logged_counted_and_goes_on(
     until(lambda: step.calls > calls + 1, "the loop to go on")
     supervised = serving.loop(name)
     assert supervised.failures == 2
-    until(lambda: time.monotonic() - supervised.last_success < 1)
+    until(lambda: time.monotonic() - supervised.last_success < PATIENCE / 2)
     go.set()
     assert serving.stop() == 0
     assert f"{name} failed and goes on" in caplog.text
@@ -228,12 +229,12 @@ def test_the_finisher_survives_a_fault_of_its_own(
 
 
 def test_an_older_attempt_in_the_same_process_is_told_while_the_newer_one_is_renewed(
-    handlers: Registry, serve: Callable[..., Serving]
+    renewed_often: None, handlers: Registry, serve: Callable[..., Serving]
 ) -> None:
     begun = [threading.Event(), threading.Event()]
     told, go = threading.Event(), threading.Event()
 
-    @job("resilience.twice", timeout=2)
+    @job("resilience.twice")
     def twice(ctx: JobContext) -> int:
         begun[ctx.attempt - 1].set()
         if ctx.attempt == 2:
@@ -251,12 +252,12 @@ def test_an_older_attempt_in_the_same_process_is_told_while_the_newer_one_is_ren
             raise
         raise AssertionError("it was not told")
 
-    serving = serve(threads=2, LEASE_SECONDS=3, TIMEOUT_SECONDS=2)
+    serving = serve(threads=2, **QUICK)
     one = twice.submit()
     assert begun[0].wait(PATIENCE)
     change(one, lease_expires_at=1)
     assert begun[1].wait(PATIENCE)
-    assert told.wait(2), "the older attempt was not told"
+    assert told.wait(PATIENCE), "the older attempt was not told"
     assert fresh(one).status == "running"
     go.set()
     until(lambda: fresh(one).status == "succeeded")
@@ -383,14 +384,14 @@ def test_a_finish_waits_for_a_row_that_somebody_has_locked(
 ) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    @job("resilience.held_up", timeout=0.8)
+    @job("resilience.held_up")
     def held_up(ctx: JobContext) -> str:
         begun.set()
         assert go.wait(PATIENCE)
         return "kept"
 
     # SQLite: waits for the writer end after 0.1 s and are tried again.
-    serving = serve(LEASE_SECONDS=10, TIMEOUT_SECONDS=0.8, LOCK_TIMEOUT_SECONDS=0.1)
+    serving = serve(LOCK_TIMEOUT_SECONDS=0.1)
     one = held_up.submit()
     assert begun.wait(PATIENCE)
     with transaction.atomic():
@@ -431,7 +432,10 @@ def test_a_result_that_waits_for_its_row_is_written_by_the_shutdown(
 
 
 def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lost_it(
-    handlers: Registry, serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+    renewed_often: None,
+    handlers: Registry,
+    serve: Callable[..., Serving],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """FAULTS 29: renewals find the row held by the handler itself (on SQLite, the writer)."""
     renewals = Fault(monkeypatch, heartbeat, "renew")
@@ -442,7 +446,7 @@ def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lo
             return serving.loop("renewal").failures > 0
         return renewals.calls > before + 1
 
-    @job("resilience.fences", timeout=2.5)
+    @job("resilience.fences", timeout=50)
     def fences(ctx: JobContext) -> str:
         with transaction.atomic():
             ctx.fence()
@@ -454,7 +458,7 @@ def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lo
         return "ignored"
 
     one = fences.submit()
-    serving = serve(**{**SHORT, "LEASE_SECONDS": 3.0})
+    serving = serve(**QUICK, LOCK_TIMEOUT_SECONDS=0.5)
     until(lambda: fresh(one).is_terminal)
     assert serving.stop() == 0
     assert (fresh(one).status, fresh(one).result, len(attempts(one))) == ("succeeded", "kept", 1)

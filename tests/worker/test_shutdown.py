@@ -23,11 +23,11 @@ from .conftest import StartWorker
 from .support import (
     PATIENCE,
     QUICK,
-    SHORT,
     Background,
     Gate,
     Process,
     attempts,
+    change,
     drain,
     fresh,
     is_alive,
@@ -136,12 +136,11 @@ def test_a_handler_that_never_ends_is_left_behind_with_its_job_requeued(
 
 
 def test_a_handler_stuck_in_a_transaction_that_holds_its_row_is_left_to_its_lease(
-    start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
+    start_worker: StartWorker, gate: Gate
 ) -> None:
     """Idle in transaction: its end cannot be written, its process ends, its lock goes with it."""
-    durable_jobs(**SHORT)
     job = submit(jobs.fencing, gate)
-    worker = start_worker("--processes=1", durable_jobs={**SHORT, **HARSH_LIMITS})
+    worker = start_worker("--processes=1", durable_jobs={**QUICK, **HARSH_LIMITS})
     pid = int(gate.begun("work").split()[0])
     began = time.monotonic()
     worker.send()
@@ -150,7 +149,7 @@ def test_a_handler_stuck_in_a_transaction_that_holds_its_row_is_left_to_its_leas
     assert not is_alive(pid)
     left = fresh(job)
     assert (left.status, only_attempt(job).status) == ("running", "running")
-    until(lambda: fresh(job).ownership == "expired", "the lease to be over")
+    change(job, lease_expires_at=1)
     gate.open("work")
     drain()
     assert [one.outcome for one in attempts(job)] == ["lost", "returned"]

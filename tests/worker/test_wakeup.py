@@ -34,8 +34,8 @@ on_postgresql = pytest.mark.skipif(
     connection.vendor != "postgresql", reason="on SQLite a worker looks itself, nobody announces"
 )
 
-POLL = 25
-PATIENCE = 10.0
+POLL = 55
+PATIENCE = 40.0  # below the poll
 
 
 @pytest.fixture(autouse=True)
