@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -36,7 +37,7 @@ class Server:
         self.answers: list[dict[str, Any]] = []
         self._ready = threading.Event()
         self._running = Background(lambda: asyncio.run(self._serve()))
-        assert self._ready.wait(10)
+        assert self._ready.wait(PATIENCE)
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -74,7 +75,7 @@ class Server:
             headers = [(b"host", b"testserver")]
             await self.application({**scope, "headers": headers}, inbox.get, answer)
 
-        asyncio.run_coroutine_threadsafe(ask(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(ask(), self._loop).result(PATIENCE)
         return int(sent[0]["status"])
 
     def ends(self) -> None:
@@ -86,9 +87,12 @@ def worker_threads() -> list[threading.Thread]:
 
 
 @pytest.fixture
-def serve(durable_jobs: Callable[..., None]) -> Iterator[Callable[..., Server]]:
+def serve(
+    durable_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Server]]:
     """Start a server; all have ended when the test is over, with the threads of their workers."""
-    durable_jobs(POLL_SECONDS=0.05, SHUTDOWN_SECONDS=0.2, TIMEOUT_GRACE_SECONDS=5)
+    durable_jobs(POLL_SECONDS=0.05, SHUTDOWN_SECONDS=0.2, TIMEOUT_GRACE_SECONDS=PATIENCE)
+    monkeypatch.setattr(asgi, "START_SECONDS", PATIENCE)
     started: list[Server] = []
 
     def start(**options: Any) -> Server:
@@ -188,7 +192,7 @@ def test_the_context_manager_stops_it_whatever_the_body_raises(
 
     def crash(options: Any, *, started: Callable[[Any], None], **more: Any) -> int:
         started(options)
-        assert begun.wait(10)
+        assert begun.wait(PATIENCE)
         raise RuntimeError("a fault of ours")
 
     async def serves_on() -> int:
@@ -264,8 +268,10 @@ def test_a_handler_that_is_left_behind_is_told_of_as_it_is(
     durable_jobs(POLL_SECONDS=0.05, SHUTDOWN_SECONDS=0.2, TIMEOUT_GRACE_SECONDS=0.1)
     go = threading.Event()
 
-    @job("asgi.stuck", timeout=0.1, max_attempts=1)
+    @job("asgi.stuck", timeout=50, max_attempts=1)
     def stuck(ctx: JobContext) -> None:
+        # However late it has begun: now its time is over.
+        ctx._deadline = time.monotonic()
         go.wait(PATIENCE)
 
     try:

@@ -18,7 +18,7 @@ from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job, JobAttempt, LiveWorker
 
 from .conftest import StartWorker
-from .support import QUICK, Background, drain, fresh, only_attempt, until
+from .support import PATIENCE, QUICK, Background, drain, fresh, only_attempt, until
 
 in_transactions = pytest.mark.django_db
 committed = pytest.mark.django_db(transaction=True)
@@ -144,7 +144,7 @@ def test_the_name_is_on_the_attempts(noop: Handler[..., Any]) -> None:
 def test_threads_bound_what_runs_at_a_time(handlers: Registry, threads: int) -> None:
     lock = threading.Lock()
     running, most = 0, 0
-    together = threading.Barrier(threads, timeout=20)
+    together = threading.Barrier(threads, timeout=PATIENCE)
 
     @job("command.counts")
     def counts(ctx: JobContext) -> None:
@@ -348,9 +348,9 @@ def test_drain_takes_up_retries_while_another_job_still_runs(
     durable_jobs(POLL_SECONDS=0.1)
     retried = threading.Event()
 
-    @job("tests.waits_for_the_retry", timeout=20)
+    @job("tests.waits_for_the_retry", timeout=50)
     def waits(ctx: JobContext) -> bool:
-        return retried.wait(15)
+        return retried.wait(45)
 
     @job("tests.fails_once", backoff=0)
     def fails_once(ctx: JobContext) -> None:

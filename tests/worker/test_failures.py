@@ -45,14 +45,14 @@ def fail(failed: Job) -> float:
 def test_backoff_doubles_up_to_its_cap_and_draws_from_the_upper_half(
     handlers: Registry, durable_jobs: Callable[..., None]
 ) -> None:
-    durable_jobs(RETRY_BASE_SECONDS=8, RETRY_MAX_SECONDS=20)
+    durable_jobs(RETRY_BASE_SECONDS=80, RETRY_MAX_SECONDS=200)
 
     @job("failures.always", max_attempts=5)
     def always(ctx: JobContext) -> None:
         raise ValueError
 
     failed = always.submit()
-    for full in (8, 16, 20, 20):
+    for full in (80, 160, 200, 200):
         assert full / 2 <= fail(failed) <= full
     change(failed, run_at=1)
     drain()
@@ -68,10 +68,10 @@ def test_backoff_doubles_up_to_its_cap_and_draws_from_the_upper_half(
 @pytest.mark.parametrize(
     ("backoff", "delays"),
     [
-        (7, [7, 7, 7]),
+        (70, [70, 70, 70]),
         (timedelta(minutes=1), [60, 60]),
-        ([3, 50], [3, 50, 50]),
-        (lambda error, attempt: attempt * 10 if type(error) is KeyError else 1, [10, 20]),
+        ([30, 50], [30, 50, 50]),
+        (lambda error, attempt: attempt * 50 if type(error) is KeyError else 1, [50, 100]),
     ],
 )
 def test_a_backoff_of_ones_own(handlers: Registry, backoff: Any, delays: list[float]) -> None:
@@ -95,8 +95,10 @@ def test_a_backoff_function_may_refuse_the_retry(handlers: Registry) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_backoff_function_that_raises_costs_no_outcome(
-    handlers: Registry, error: type[BaseException]
+    handlers: Registry, durable_jobs: Callable[..., None], error: type[BaseException]
 ) -> None:
+    durable_jobs(RETRY_BASE_SECONDS=100)
+
     def backoff(exception: BaseException, attempt: int) -> float:
         raise error
 
@@ -105,7 +107,7 @@ def test_a_backoff_function_that_raises_costs_no_outcome(
         raise KeyError("x")
 
     failed = bad_backoff.submit()
-    assert 0.5 <= fail(failed) <= 1
+    assert 50 <= fail(failed) <= 100
 
 
 @pytest.mark.parametrize("delay", [42, timedelta(seconds=42)])
@@ -135,12 +137,12 @@ def test_a_retry_later_without_a_usable_delay_falls_back_to_the_backoff(
         def __init__(self) -> None:
             pass
 
-    @job("failures.careless", backoff=7)
+    @job("failures.careless", backoff=70)
     def careless(ctx: JobContext) -> None:
         raise Careless
 
     failed = careless.submit()
-    assert fail(failed) == 7
+    assert fail(failed) == 70
 
 
 def test_a_permanent_error_ends_the_job(

@@ -82,7 +82,7 @@ def handler_of(number: int, hint: Any) -> Handler[..., Any]:
     deadline=None,
     max_examples=5,
     phases=[Phase.generate],
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(rows, min_size=30, max_size=60))
 def test_any_bytes_in_the_payload_are_run_or_blocked(given_rows: list[Any]) -> None:

@@ -48,7 +48,7 @@ def places() -> Iterator[Places]:
 def declare(places: Places, way: str, number: int = 2) -> Any:
     on_finish = places.end if way == "on_finish" else None
 
-    @job("limits.worker", concurrency=number, timeout=5, on_finish=on_finish)
+    @job("limits.worker", concurrency=number, timeout=50, on_finish=on_finish)
     def limited(ctx: JobContext) -> None:
         with places.taken():
             if way == "complete":
