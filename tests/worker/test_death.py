@@ -98,16 +98,18 @@ def test_another_worker_runs_the_job_of_a_killed_one_and_late_writes_are_refused
     assert lost.finished_at <= won.started_at
 
 
+@pytest.mark.long
 def test_a_handler_four_times_longer_than_the_lease_is_started_once(
     start_worker: StartWorker, gate: Gate, is_postgres: bool
 ) -> None:
     if not is_postgres:
         pytest.skip("on SQLite every attempt ends before its lease does")
     job = jobs.gated.submit(jobs.Gate(**gate.payload("long")))
-    workers = [start_worker("--processes=0", durable_jobs=SHORT) for _ in range(2)]
+    lease = 6
+    settings = {**SHORT, "LEASE_SECONDS": lease}
+    workers = [start_worker("--processes=0", durable_jobs=settings) for _ in range(2)]
     gate.begun("long")
     change(job, max_attempts=100)
-    lease = SHORT["LEASE_SECONDS"]
     expiries: dict[str, list[Any]] = {}
 
     def is_renewed() -> bool:

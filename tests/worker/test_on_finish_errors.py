@@ -348,7 +348,7 @@ def test_an_end_whose_row_is_locked_waits_for_it(
     owned: bool,
 ) -> None:
     """Within its lease the end is written once the row is free; else it is lost and not told."""
-    durable_jobs(LEASE_SECONDS=6, TIMEOUT_SECONDS=5, LOCK_TIMEOUT_SECONDS=0.1)
+    durable_jobs(**QUICK, LOCK_TIMEOUT_SECONDS=0.1)
     begun, go = threading.Event(), threading.Event()
 
     @job("on_finish.locked", on_finish=recorder)

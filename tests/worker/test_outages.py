@@ -72,7 +72,7 @@ def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
     proxy: Proxy,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=4, LOCK_TIMEOUT_SECONDS=0.5)
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=12, LOCK_TIMEOUT_SECONDS=0.5)
     held = Held()
     serving = Serving(threads=2)
     assert held.begun.acquire(timeout=PATIENCE)
@@ -95,7 +95,7 @@ def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
 def test_a_handler_is_told_when_no_renewal_gets_through(
     handlers: Registry, durable_jobs: Callable[..., None], proxy: Proxy
 ) -> None:
-    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=1.5, LOCK_TIMEOUT_SECONDS=0.5)
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=4, LOCK_TIMEOUT_SECONDS=0.5)
     held = Held()
     serving = Serving(threads=1)
     assert held.begun.acquire(timeout=PATIENCE)

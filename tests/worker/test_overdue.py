@@ -53,7 +53,7 @@ class Stuck:
                         continue
                 return wait()
 
-        @job("overdue.well", timeout=5)
+        @job("overdue.well", timeout=50)
         def well(ctx: JobContext) -> int:
             return 1
 

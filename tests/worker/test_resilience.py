@@ -517,7 +517,7 @@ def test_a_short_backoff_does_not_wait_for_the_poll(
 
     staged = short_backoff.submit()
     began = time.monotonic()
-    serve(POLL_SECONDS=20)
+    serve(POLL_SECONDS=100)
     until(lambda: fresh(staged).status == "succeeded", "the job")
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 60
     assert fresh(staged).attempt_count == 4
