@@ -51,6 +51,8 @@ SURVIVORS = 2
 RESTARTS = 4
 # A slow machine lets handlers pass their timeout, and their slots are lost.
 DRAINS = 12
+# And it may keep a life from its move, such as a renewal in time.
+TRIES = 10
 STEP = {"again": 5}
 LOCK = 4711
 # The worker's exit code where a handler did not end within its grace, as on a slow machine.
@@ -329,6 +331,16 @@ def live(kind: str, death: Death) -> dict[str, Any]:
     }
 
 
+def live_to_the_move(death: Death) -> dict[str, Any]:
+    """Live again until the move has come, and the death with it."""
+    for _ in range(TRIES):
+        empty_tables()
+        record = live("moves", death)
+        if record["exits"][-1] == -signal.SIGKILL:
+            break
+    return record
+
+
 def drained() -> dict[str, Any]:
     """Drain with clean workers: with one, unless a handler came too late to be waited for."""
     exits: list[int] = []
@@ -585,8 +597,9 @@ class Lives:
             return
         if self._kind == "moves":
             for texts in MOVES.values():
-                yield self._mortal(None, 0, "before", texts)
-                yield self._mortal(None, 0, "after", texts)
+                for when in ("before", "after"):
+                    death = Death(when=when, number=0, note=self._note(), texts=texts)
+                    yield self._life(None, partial(live_to_the_move, death))
             return
         when = "before" if self._kind == "before" else "after"
         if self._kind == "again":
@@ -602,12 +615,12 @@ class Lives:
             if all(self._survived[thread] >= SURVIVORS for thread in self._threads):
                 return
 
-    def _mortal(
-        self, thread: str | None, number: int, when: str, texts: tuple[str, ...] = ()
-    ) -> Life:
-        note = self._folder / f"{self._place}.note"
-        death = Death(when=when, number=number, note=note, thread=thread, texts=texts)
+    def _mortal(self, thread: str | None, number: int, when: str) -> Life:
+        death = Death(when=when, number=number, note=self._note(), thread=thread)
         return self._life(thread, partial(live, self._kind, death))
+
+    def _note(self) -> Path:
+        return self._folder / f"{self._place}.note"
 
     def _life(self, thread: str | None, work: Callable[[], dict[str, Any]]) -> Life:
         self._place += 1
