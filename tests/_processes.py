@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SECONDS = 60
+SECONDS = 240
 
 
 def environment(database: str | None = None, **changes: object) -> dict[str, str]:

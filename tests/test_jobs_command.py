@@ -386,3 +386,13 @@ def test_a_reader_that_has_had_enough_is_no_error(child_environment: dict[str, s
     )
     os.close(writing)
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_django_s_own_options_stand_before_or_behind_the_subcommand(behind: bool) -> None:
+    env = environment()
+    settings = f"--settings={env.pop('DJANGO_SETTINGS_MODULE')}"
+    options = [settings, "--traceback", "--no-color", "-v", "0", "--pythonpath=."]
+    ended = manage("jobs", *(["list", *options] if behind else [*options, "list"]), env=env)
+    # The settings are found, and the whole traceback is asked for.
+    assert "Traceback" in ended.stderr and "lacks 0001_initial" in ended.stderr, ended.stderr

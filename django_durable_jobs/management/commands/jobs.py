@@ -31,6 +31,7 @@ class Command(BaseCommand):
             made = chosen.add_parser(one.name, help=one.help, description=one.help)
             made.add_argument("--json", action="store_true", help="Print JSON.")
             made.add_argument("--database", help="The alias of the jobs' database.")
+            _add_djangos_options(made)
             one.arguments(made)
 
     @no_translations
@@ -57,6 +58,20 @@ class Command(BaseCommand):
             for line in chosen.lines(answer):
                 self.stdout.write(plain(line))
         self.stdout.flush()
+
+
+def _add_djangos_options(parser: argparse.ArgumentParser) -> None:
+    """Take Django's own options behind the subcommand too; its own help names them."""
+
+    def add(*flags: str, **how: Any) -> None:
+        # Not given here, what was given before the subcommand stays.
+        parser.add_argument(*flags, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
+
+    for flag in ("--settings", "--pythonpath"):
+        add(flag)
+    for flag in ("--traceback", "--no-color", "--force-color"):
+        add(flag, action="store_true")
+    add("-v", "--verbosity", type=int, choices=range(4))
 
 
 def _refusal(alias: str, error: DatabaseError) -> str:
