@@ -24,7 +24,7 @@ from django_durable_jobs.worker.lifeline import ChildEnd  # noqa: E402
 from django_durable_jobs.worker.signals import Stop, stop_on_signal  # noqa: E402
 from django_durable_jobs.worker.supervisor import Limits, Supervisor  # noqa: E402
 
-LIMITS = Limits(silence=2.0, stop=0.3, last_silence=0.5, last=1.5)
+LIMITS = Limits(silence=5.0, stop=0.3, last_silence=0.5, last=1.5)
 FOLDER = Path(sys.argv[1])
 
 
