@@ -26,7 +26,7 @@ from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
-LIMIT = 60.0
+LIMIT = 120.0
 _LOOK = 0.01
 # SQLite says nothing about its waiters: one that has not moved from a database call for
 # so many looks in a row waits (any statement of these tests takes less by far).

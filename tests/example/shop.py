@@ -32,6 +32,14 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "example_project"
 LEFTOVERS = shutil.ignore_patterns(".*", "__pycache__", "db.sqlite3*", "imports")
 JOB = "django_durable_jobs_job"
 ATTEMPT = "django_durable_jobs_jobattempt"
+# The end of each chunk of an import, and what holds it there.
+PAUSE = "        time.sleep(payload.pause_seconds)\n"
+HOLD = """\
+        from pathlib import Path
+        while done["rows"] >= int(Path("{file}").read_text()):
+            ctx.check()
+            time.sleep(0.02)
+"""
 
 
 class Process:
@@ -101,6 +109,15 @@ class Shop:
         text = path.read_text()
         assert text.count(before) == 1, f"{file} holds {text.count(before)} of {before!r}"
         path.write_text(text.replace(before, after))
+
+    def hold_import_at(self, rows: int) -> None:
+        """Let imports write so many rows, and then wait for more, or for somebody to stop them."""
+        file = self.folder / "hold_at"
+        if not file.exists():
+            self.change("shop/jobs.py", PAUSE, PAUSE + HOLD.format(file=file))
+        new = file.with_name("hold_at.new")
+        new.write_text(str(rows))
+        new.replace(file)
 
     def start(self, *arguments: str, **variables: str) -> Process:
         log = self.logs / f"{len(self.processes)}.log"

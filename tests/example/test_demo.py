@@ -94,6 +94,7 @@ class Bo"""
 
 def test_the_demo_fails_if_its_worker_dies(new_shop: NewShop) -> None:
     shop = new_shop()
+    shop.hold_import_at(500)
     demo = start_demo(shop)
     until(lambda: "Started the import" in demo.output(), "the jobs to be staged")
     worker = until(lambda: [pid for pid in shop.alive() if parent_of(pid) == demo.pid])[0]

@@ -22,7 +22,7 @@ from .cast import ACTS, Cast, Key, claim, returns
 from .overlap import overshoots, stays, watched
 
 CLAIMERS, JOBS = 20, 120
-SECONDS = 60
+SECONDS = 110
 NUMBERS = {"whole": 2, "scoped": 1, "keyed": 3}
 
 

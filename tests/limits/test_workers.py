@@ -21,8 +21,8 @@ from .overlap import Limit, of_handler, of_payload, overshoots, stays, watched
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ALONE = {jobs.alone.name: Limit(number=1, key=of_handler)}
-# Nothing here takes as long, and a worker looks for expired leases every tenth of it.
-LONGER = {"LEASE_SECONDS": 20, "TIMEOUT_SECONDS": 19, "POLL_SECONDS": 0.05}
+# Nothing here takes as long.
+LONGER = {"LEASE_SECONDS": 120, "TIMEOUT_SECONDS": 110, "POLL_SECONDS": 0.05}
 ONE_SLOT = ("--processes=0", "--threads=1")
 
 
@@ -52,6 +52,8 @@ def test_a_killed_holder_keeps_its_place_until_it_is_recovered_and_hides_nobody(
     assert fresh(holder).ownership == "current"
     assert Job.objects.filter(limit_waiting=True).count() == len(waiting)
     expire_lease(holder)
+    # A worker looks for expired leases as it starts, and then every tenth of a lease.
+    start_worker(*ONE_SLOT, durable_jobs=LONGER)
     until(lambda: not Job.objects.exclude(status="succeeded").exists(), "all of them")
     lost, again = attempts(holder)
     assert (lost.outcome, again.outcome) == ("lost", "returned")

@@ -302,7 +302,7 @@ def handle(pk: int) -> Job:
 
 
 def wait_for(condition: Callable[[], bool], start: Any) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LIMIT
     while not condition() and not start.broken:
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -230,7 +230,7 @@ unschedule("nightly")
 assert "django_durable_jobs.models" not in sys.modules
 """
     env = {"PYTHONPATH": str(ROOT), "PATH": ""}
-    subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "error", "-c", code], env=env, check=True, timeout=120)
 
 
 # Warnings -------------------------------------------------------------------------------------

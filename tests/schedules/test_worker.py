@@ -25,7 +25,7 @@ from django_durable_jobs.worker.options import build_options
 from django_durable_jobs.worker.scheduling import Scheduling
 from tests._processes import ROOT
 from tests.racing import observer
-from tests.worker.support import QUICK, Background, Process, environment_with, until
+from tests.worker.support import PATIENCE, QUICK, Background, Process, environment_with, until
 
 from .oracle import MINUTE, utc
 
@@ -249,7 +249,7 @@ def move(*arguments):
         plain(*arguments)
     assert Job.objects.count() >= 3
     print("now", flush=True)
-    time.sleep(60)
+    time.sleep(600)
 cursors.move = move
 Scheduler("default").run()
 """
@@ -270,7 +270,7 @@ def test_a_process_killed_in_mid_pass_leaves_nothing_of_it(
         assert process.stdout is not None and process.stdout.readline() == "now\n"
         assert fired() == []
         process.send_signal(signal.SIGKILL)
-        assert process.wait(10) == -signal.SIGKILL
+        assert process.wait(PATIENCE) == -signal.SIGKILL
     assert fired() == []
     assert list(ScheduleCursor.objects.values()) == before
     assert registry.get("tick") is not None
