@@ -55,7 +55,7 @@ def kill_one(supervisor: Process) -> bool:
 
 
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.timeout(SECONDS + 60)
+@pytest.mark.timeout(SECONDS + 300)
 def test_each_deposit_is_made_once_whoever_is_killed(
     start_worker: StartWorker, durable_jobs: Callable[..., None]
 ) -> None:

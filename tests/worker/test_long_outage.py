@@ -35,7 +35,7 @@ PATIENCE = 90.0
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(280),
+    pytest.mark.timeout(900),
     pytest.mark.django_db(transaction=True),
     pytest.mark.skipif(connection.vendor == "sqlite", reason="a file has no server to stop"),
 ]

@@ -76,7 +76,7 @@ def signal_it(worker: Process, draw: random.Random) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(280)
+@pytest.mark.timeout(900)
 @pytest.mark.django_db(transaction=True)
 def test_busy_workers_leave_nothing_behind_whenever_they_are_told_to_end(
     start_worker: StartWorker, tmp_path: Path
