@@ -25,7 +25,7 @@ from shop.models import (
     SentMessage,
 )
 
-LIMIT_SECONDS = 120
+LIMIT_SECONDS = 300
 
 
 class UnexpectedError(Exception):
