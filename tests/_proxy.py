@@ -12,15 +12,22 @@ class Proxy:
 
     ``freeze()`` swallows what comes on the connections that there are, for good; with
     ``newcomers`` also on those that come until ``thaw()``. Nobody is told: they stay open.
+    Until it is ``opened`` its port is its own, and refuses connections.
     """
 
-    def __init__(self, port: int, *, listen: int = 0) -> None:
+    def __init__(self, port: int, *, opened: bool = True) -> None:
         self._target = port
-        self._listener = socket.create_server(("127.0.0.1", listen))
+        self._listener = socket.socket()
+        self._listener.bind(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._frozen: set[int] = set()
         self._pairs: list[tuple[socket.socket, socket.socket]] = []
         self._freezes_newcomers = False
+        if opened:
+            self.open()
+
+    def open(self) -> None:
+        self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def freeze(self, *, newcomers: bool = False) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from django_durable_jobs.handlers import Registry, registry
 from django_durable_jobs.worker.heartbeat import Heartbeat
+from django_durable_jobs.worker.overdue import HardLimit
 
 from .support import QUICK, Gate, Process, Recorder, environment_with
 
@@ -67,6 +69,20 @@ def durable_jobs(settings: Any) -> Callable[..., None]:
 def renewed_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers of this process renew like those of short leases: nobody waits, nothing is lost."""
     monkeypatch.setattr(Heartbeat, "interval", lambda self: 0.2)
+
+
+@pytest.fixture
+def limited_from(monkeypatch: pytest.MonkeyPatch) -> Callable[[threading.Event], None]:
+    """Let the hard limit of workers of this process wait for an event.
+
+    What is to be stuck in one place is not taken for stuck while it is on the way there.
+    """
+
+    def hold(event: threading.Event) -> None:
+        step = HardLimit.step
+        monkeypatch.setattr(HardLimit, "step", lambda self: event.is_set() and step(self))
+
+    return hold
 
 
 @pytest.fixture

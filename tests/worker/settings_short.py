@@ -23,7 +23,7 @@ if (_size := os.environ.get("TEST_POOL")) is not None:
     DATABASES["default"].setdefault("OPTIONS", {})["pool"] = {
         "min_size": 1,
         "max_size": int(_size),
-        "timeout": 5,
+        "timeout": 60,
     }
 
 if os.environ.get("TEST_RELEASE"):

@@ -24,7 +24,12 @@ from django_durable_jobs.worker.lifeline import ChildEnd  # noqa: E402
 from django_durable_jobs.worker.signals import Stop, stop_on_signal  # noqa: E402
 from django_durable_jobs.worker.supervisor import Limits, Supervisor  # noqa: E402
 
-LIMITS = Limits(silence=5.0, stop=0.3, last_silence=0.5, last=1.5)
+LIMITS = Limits(silence=5.0, stop=60)
+# Of those who do not end when they are told to, by the one bound and by the other.
+STUBBORN = {
+    "halted": Limits(silence=60, stop=0.3, last_silence=0.5),
+    "deaf": Limits(silence=60, stop=0.3, last_silence=60, last=1.5),
+}
 FOLDER = Path(sys.argv[1])
 
 
@@ -116,6 +121,7 @@ WORK: dict[str, object] = {
     "serve": lambda number, parent: serve(parent),
     "deaf": lambda number, parent: serve(parent, deaf=True),
     "hold": hangs(hold_interpreter, next_to=busy),
+    "halted": lambda number, parent: stop_itself(parent),
     "sigstop": hangs(stop_itself, next_to=serve),
     "crash": crash,
     "retire": retire,
@@ -133,7 +139,7 @@ def main() -> int:
         return work(number, parent)  # type: ignore[operator, no-any-return]
 
     with stop_on_signal() as stop:
-        return Supervisor(int(sys.argv[3]), noted, LIMITS).run(stop)
+        return Supervisor(int(sys.argv[3]), noted, STUBBORN.get(sys.argv[2], LIMITS)).run(stop)
 
 
 if __name__ == "__main__":

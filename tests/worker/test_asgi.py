@@ -156,11 +156,10 @@ def test_a_database_that_is_away_holds_up_neither_start_nor_end(
     monkeypatch.setattr(asgi, "START_SECONDS", 0.2)
     settings = connections.settings["default"]
     port = int(settings["PORT"])
-    closed = Proxy(port)
-    closed.close()
+    proxy = Proxy(port, opened=False)
     connection.ensure_connection()
     monkeypatch.setitem(settings, "HOST", "127.0.0.1")
-    monkeypatch.setitem(settings, "PORT", str(closed.port))
+    monkeypatch.setitem(settings, "PORT", str(proxy.port))
     never = serve()
     assert never.tell("startup")["type"] == "lifespan.startup.complete"
     assert "serving without the worker, which waits for the database" in caplog.text
@@ -168,12 +167,12 @@ def test_a_database_that_is_away_holds_up_neither_start_nor_end(
     never.ends()
     later = serve()
     assert later.tell("startup")["type"] == "lifespan.startup.complete"
-    opened = Proxy(port, listen=closed.port)
+    proxy.open()
     one = jobs.nothing.submit()
     until(lambda: fresh(one).status == "succeeded")
     assert later.tell("shutdown")["type"] == "lifespan.shutdown.complete"
     later.ends()
-    opened.close()
+    proxy.close()
 
 
 def test_the_context_manager_stops_it_whatever_the_body_raises(

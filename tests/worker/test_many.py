@@ -19,6 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 JOBS = 5000
 
 
+@pytest.mark.timeout(600)
 def test_two_workers_run_five_thousand_jobs_once_each(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -32,7 +33,7 @@ def test_two_workers_run_five_thousand_jobs_once_each(
     Job.objects.submit_many(
         JobSubmission.create(line, Line(file=str(file), number=number)) for number in range(JOBS)
     )
-    until(lambda: not Job.objects.filter(status__in=["queued", "running"]).exists(), patience=100)
+    until(lambda: not Job.objects.filter(status__in=["queued", "running"]).exists(), patience=500)
     for worker in workers:
         worker.send()
     assert [worker.ends() for worker in workers] == [0, 0]

@@ -109,7 +109,7 @@ ENDS: dict[Callable[..., Any], tuple[str, str, Any, str | None]] = {
 def test_every_end_that_makes_the_job_terminal_is_told_once(
     handlers: Registry, recorder: Recorder, durable_jobs: Callable[..., None]
 ) -> None:
-    durable_jobs(POLL_SECONDS=0.02)
+    durable_jobs(POLL_SECONDS=0.02, LOCK_TIMEOUT_SECONDS=60)
     declared = [
         job(
             f"on_finish.{run.__name__}",
@@ -186,7 +186,7 @@ def test_what_a_shutdown_ends(
     obeys: bool,
 ) -> None:
     """A handler that stops, and one that is ended by the last write of its process."""
-    durable_jobs(POLL_SECONDS=0.02, SHUTDOWN_SECONDS=0, TIMEOUT_GRACE_SECONDS=0.2 if obeys else 0)
+    durable_jobs(POLL_SECONDS=0.02, SHUTDOWN_SECONDS=0, TIMEOUT_GRACE_SECONDS=60 if obeys else 0)
     begun, go = threading.Event(), threading.Event()
 
     @job("on_finish.stopped", retry_on_interrupt=again, on_finish=recorder)
@@ -397,17 +397,22 @@ def test_a_slow_one_holds_up_nobody_else(handlers: Registry) -> None:
 
 
 def test_one_that_does_not_end_costs_its_slot_and_its_process(
-    handlers: Registry, durable_jobs: Callable[..., None], caplog: pytest.LogCaptureFixture
+    handlers: Registry,
+    durable_jobs: Callable[..., None],
+    limited_from: Callable[[threading.Event], None],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """As a handler that does not end (CONTRACT 4.5); its job is recovered once that is over."""
     durable_jobs(POLL_SECONDS=0.02, TIMEOUT_GRACE_SECONDS=0.1, LOCK_TIMEOUT_SECONDS=0.2)
-    go = threading.Event()
+    begun, go = threading.Event(), threading.Event()
+    limited_from(begun)
 
     def hang(event: FinishEvent) -> None:
+        begun.set()
         assert go.wait(PATIENCE)
         raise ValueError("after all")
 
-    @job("on_finish.hangs", timeout=0.1, on_finish=hang)
+    @job("on_finish.hangs", timeout=0.1, max_attempts=1, on_finish=hang)
     def hangs(ctx: JobContext) -> None: ...
 
     one = hangs.submit()

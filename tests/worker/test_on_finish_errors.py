@@ -115,7 +115,7 @@ def test_whatever_else_it_does_the_job_is_not_half_finished(
     handlers: Registry, caplog: pytest.LogCaptureFixture, durable_jobs: Callable[..., None]
 ) -> None:
     """Rolled back, logged, left to its lease; the slot is clean for the next job (FAULTS 16)."""
-    durable_jobs(LEASE_SECONDS=60)
+    durable_jobs(LEASE_SECONDS=600)
 
     def spoil(event: FinishEvent) -> None:
         Business.objects.create(name=f"half of {event.job_id}")
@@ -299,8 +299,9 @@ def test_a_lock_is_waited_for_under_renewal(
 
 
 @only_where_rows_are_locked
-def test_a_deadlock_is_tried_again(handlers: Registry) -> None:
+def test_a_deadlock_is_tried_again(handlers: Registry, durable_jobs: Callable[..., None]) -> None:
     """A caller locks a business row and then cancels the job whose end waits for that row."""
+    durable_jobs(LEASE_SECONDS=600, LOCK_TIMEOUT_SECONDS=60)
     business = Business.objects.create(name="between")
     tries: list[str] = []
     locked, ended = Signal(), Signal()

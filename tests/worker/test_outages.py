@@ -15,12 +15,13 @@ from django.db import connection, connections
 from django_durable_jobs import JobContext, job
 from django_durable_jobs.exceptions import LeaseLost
 from django_durable_jobs.handlers import Registry
+from django_durable_jobs.models import Job
 from django_durable_jobs.worker import stalls
 
 from .._proxy import Proxy
 from ..testapp import jobs
 from .conftest import StartWorker
-from .support import PATIENCE, QUICK, Gate, Serving, attempts, fresh, until
+from .support import PATIENCE, QUICK, Gate, Serving, attempts, change, fresh, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,7 +37,7 @@ class Held:
         self.begun, self.go = threading.Semaphore(0), threading.Event()
         self.stopped: list[str] = []
 
-        @job("outages.held", timeout=25, max_attempts=2)
+        @job("outages.held", timeout=50, max_attempts=2)
         def held(ctx: JobContext) -> int:
             self.begun.release()
             while not self.go.wait(0.01):
@@ -65,22 +66,27 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     one.close()
 
 
+def is_renewed(one: Job) -> None:
+    expiry = fresh(one).lease_expires_at
+    until(lambda: fresh(one).lease_expires_at > expiry, "a renewal")
+
+
 @postgres
 def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
+    renewed_often: None,
     handlers: Registry,
     durable_jobs: Callable[..., None],
     proxy: Proxy,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=12, LOCK_TIMEOUT_SECONDS=0.5)
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=60, LOCK_TIMEOUT_SECONDS=0.5)
     held = Held()
     serving = Serving(threads=2)
     assert held.begun.acquire(timeout=PATIENCE)
-    assert proxy.connections > 3
+    until(lambda: proxy.connections > 3, "the loops")
+    is_renewed(held.job)
     proxy.freeze()
-    # Longer than the lease that was given before.
-    expiry = fresh(held.job).lease_expires_at
-    until(lambda: fresh(held.job).lease_expires_at > expiry, "a renewal on a new connection")
+    is_renewed(held.job)  # on a new connection
     held.go.set()
     until(lambda: fresh(held.job).status == "succeeded")
     after = held.handler.submit()
@@ -93,16 +99,20 @@ def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
 
 @postgres
 def test_a_handler_is_told_when_no_renewal_gets_through(
-    handlers: Registry, durable_jobs: Callable[..., None], proxy: Proxy
+    renewed_often: None, handlers: Registry, durable_jobs: Callable[..., None], proxy: Proxy
 ) -> None:
-    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=4, LOCK_TIMEOUT_SECONDS=0.5)
+    durable_jobs(POLL_SECONDS=0.05, LEASE_SECONDS=60, LOCK_TIMEOUT_SECONDS=0.5)
     held = Held()
     serving = Serving(threads=1)
     assert held.begun.acquire(timeout=PATIENCE)
     proxy.freeze(newcomers=True)
+    assert held.stopped == []
     # By its own clock: there is nobody whom it could ask.
+    durable_jobs(LEASE_SECONDS=1.5)
     until(lambda: held.stopped, "the handler to be told")
+    durable_jobs(LEASE_SECONDS=60)
     assert fresh(held.job).status == "running"
+    change(held.job, lease_expires_at=1)
     proxy.thaw()
     assert held.begun.acquire(timeout=PATIENCE), "the second attempt"
     held.go.set()
@@ -115,9 +125,8 @@ def test_a_handler_is_told_when_no_renewal_gets_through(
 @postgres
 def test_a_start_waits_for_the_database(start_worker: StartWorker) -> None:
     port = int(connection.settings_dict["PORT"])
-    closed = Proxy(port)
-    closed.close()
-    url = os.environ["DATABASE_URL"].replace(f":{port}/", f":{closed.port}/")
+    proxy = Proxy(port, opened=False)
+    url = os.environ["DATABASE_URL"].replace(f":{port}/", f":{proxy.port}/")
     worker, other = (
         start_worker(f"--processes={number}", variables={"DATABASE_URL": url}) for number in (0, 1)
     )
@@ -127,11 +136,11 @@ def test_a_start_waits_for_the_database(start_worker: StartWorker) -> None:
     other.send()
     assert other.ends() == 0, other.output()
     assert "Worker " not in other.output()
-    opened = Proxy(port, listen=closed.port)
+    proxy.open()
     until(lambda: "Worker " in worker.output(), "the start")
     worker.send()
     assert worker.ends() == 0, worker.output()
-    opened.close()
+    proxy.close()
     assert "Traceback" not in worker.output()
 
 
@@ -182,20 +191,24 @@ def test_a_write_lock_held_by_another_process_is_waited_out(
     settings: dict[str, Any] = {**QUICK, "LOCK_TIMEOUT_SECONDS": 1}
     worker = start_worker("--processes=0", "--threads=1", durable_jobs=settings)
     gate.begun("one")
-    stranger = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    stranger = sqlite3.connect(
+        connection.settings_dict["NAME"], isolation_level=None, timeout=PATIENCE
+    )
     stranger.execute("BEGIN IMMEDIATE")
+    began = time.monotonic()
     gate.open("one")
     gate.open("other")
     time.sleep(4)  # Several times what a wait for the lock may last.
+    until(lambda: "LockTimeout" in worker.output(), "a wait that was over")
     assert not gate.has_begun("other")
     stranger.execute("ROLLBACK")
+    seconds = time.monotonic() - began
     stranger.close()
     until(lambda: [fresh(job).status for job in (one, other)] == ["succeeded"] * 2)
     worker.send()
     assert worker.ends() == 0, worker.output()
     assert [len(attempts(job)) for job in (one, other)] == [1, 1]
-    assert "LockTimeout" in worker.output()
-    assert worker.output().count("waits for the database") < 60
+    assert worker.output().count("waits for the database") < 15 * seconds
     assert "Traceback" not in worker.output()
 
 
@@ -215,7 +228,9 @@ def test_ten_seconds_of_a_write_lock_cost_no_result_and_no_execution(
     for name in (*running, "looking"):
         gate.begun(name)
     every += [jobs.gated.submit(jobs.Gate(**gate.payload(name))) for name in waiting]
-    stranger = sqlite3.connect(connection.settings_dict["NAME"], isolation_level=None)
+    stranger = sqlite3.connect(
+        connection.settings_dict["NAME"], isolation_level=None, timeout=PATIENCE
+    )
     stranger.execute("BEGIN IMMEDIATE")
     for name in (*running, *waiting):
         gate.open(name)

@@ -109,7 +109,7 @@ def test_a_slot_that_comes_back_is_free_again(
 ) -> None:
     barrier = threading.Barrier(2, timeout=PATIENCE)
 
-    @job("overdue.meets", timeout=20)
+    @job("overdue.meets", timeout=50)
     def meets(ctx: JobContext) -> None:
         barrier.wait()
 
@@ -138,6 +138,7 @@ def test_a_slot_that_comes_back_is_free_again(
 def test_a_stuck_handler_costs_its_process_and_not_the_service(
     start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
 ) -> None:
+    durable_jobs(TIMEOUT_SECONDS=50)
     neighbour = jobs.gated.submit(jobs.Gate(**gate.payload("neighbour")))
     durable_jobs(**LIMITED)
     one = jobs.gated.submit(jobs.Gate(**gate.payload("stuck")), max_attempts=2, priority=-1)

@@ -15,7 +15,7 @@ from django_durable_jobs.exceptions import JobCancelled, LeaseLost, LockTimeout
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.transitions.claims import claim, queued_lanes
-from django_durable_jobs.worker import finisher, heartbeat, loop
+from django_durable_jobs.worker import finisher, heartbeat, loop, shutdown
 from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
@@ -41,7 +41,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def serve(durable_jobs: Callable[..., None]) -> Iterator[Callable[..., Serving]]:
+def serve(
+    durable_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Serving]]:
+    # None of its threads is left behind, however slowly they end.
+    monkeypatch.setattr(shutdown, "LAST_SECONDS", PATIENCE)
     started: list[Serving] = []
 
     def start(*, threads: int = 1, **keys: Any) -> Serving:
@@ -125,7 +129,7 @@ def test_a_loop_that_raises_is_logged_counted_and_goes_on(
         assert go.wait(PATIENCE)
 
     step = Fault(monkeypatch, module, function)
-    serving = serve(**QUICK)
+    serving = serve(**QUICK, LOCK_TIMEOUT_SECONDS=60)
     one = waits.submit()
     assert begun.wait(PATIENCE)
     step.errors = [RuntimeError("a fault of ours"), LockTimeout("locked")]
@@ -466,7 +470,7 @@ def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lo
 
 
 def test_a_stopping_handler_is_told_although_the_database_is_locked(
-    handlers: Registry, serve: Callable[..., Serving]
+    handlers: Registry, serve: Callable[..., Serving], durable_jobs: Callable[..., None]
 ) -> None:
     begun = threading.Event()
     told: list[type[BaseException]] = []
@@ -482,10 +486,11 @@ def test_a_stopping_handler_is_told_although_the_database_is_locked(
             told.append(type(error))
             raise
 
-    serving = serve(LOCK_TIMEOUT_SECONDS=0.1)
+    serving = serve(LOCK_TIMEOUT_SECONDS=60)
     one = checks.submit()
     assert begun.wait(PATIENCE)
     one.request_cancel()
+    durable_jobs(LOCK_TIMEOUT_SECONDS=0.1)
     with transaction.atomic():
         Job.objects.filter(pk=one.pk).update(priority=9)
         until(lambda: told)

@@ -44,7 +44,7 @@ class Stuck:
         # What comes too late to its place, after the timeout, comes again.
         again = {**options, "max_attempts": 99}
 
-        @job("stuck.on_finish", on_finish=self.told, **options)
+        @job("stuck.on_finish", on_finish=self.told, **again)
         def on_finish(ctx: JobContext) -> None: ...
 
         @job("stuck.completing", on_finish=self.told, **again)
@@ -115,7 +115,11 @@ StuckFor = Callable[[float], Stuck]
 
 
 @pytest.fixture
-def stuck_for(handlers: Registry, durable_jobs: Callable[..., None]) -> Iterator[StuckFor]:
+def stuck_for(
+    handlers: Registry,
+    durable_jobs: Callable[..., None],
+    limited_from: Callable[[threading.Event], None],
+) -> Iterator[StuckFor]:
     """Handlers with that timeout (seconds); all of them are let go when the test is over."""
     durable_jobs(
         LEASE_SECONDS=1.5,
@@ -130,6 +134,7 @@ def stuck_for(handlers: Registry, durable_jobs: Callable[..., None]) -> Iterator
 
     def make(timeout: float) -> Stuck:
         made.append(Stuck(timeout))
+        limited_from(made[-1].begun)
         return made[-1]
 
     yield make

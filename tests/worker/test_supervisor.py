@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -81,13 +82,15 @@ def supervise(tmp_path: Path) -> Iterator[Callable[..., Supervised]]:
 def test_a_child_whose_interpreter_hangs_is_killed_and_replaced_its_busy_neighbour_not(
     supervise: Callable[..., Supervised], how: str
 ) -> None:
+    began = time.monotonic()
     supervisor = supervise(how, 2)
     hung, successor, neighbour = supervisor.started(3)
     assert not is_alive(hung)
-    assert f"worker process {hung} has been silent for" in supervisor.output()
     # No less than the bound, and the pause before its successor.
-    (_, _, first), (_, _, second) = (one for one in supervisor.starts() if one[0] == 0)
-    assert second - first > 5.5
+    told = re.search(rf"process {hung} has been silent for (\S+) s and is", supervisor.output())
+    assert told is not None and float(told[1]) >= 5
+    assert f"worker process {hung} ended with -9 and is replaced in 0.5 s" in supervisor.output()
+    assert [at - began > 5.5 for number, _, at in supervisor.starts() if number == 0][1:] == [True]
     supervisor.popen.terminate()
     assert supervisor.ends() == 0, supervisor.output()
     assert not is_alive(successor)
@@ -95,7 +98,7 @@ def test_a_child_whose_interpreter_hangs_is_killed_and_replaced_its_busy_neighbo
     assert len(supervisor.starts()) == 3
 
 
-@pytest.mark.parametrize("how", ["sigstop", "deaf"])
+@pytest.mark.parametrize("how", ["halted", "deaf"])
 def test_a_stop_ends_with_4_although_a_child_does_not_end(
     supervise: Callable[..., Supervised], how: str
 ) -> None:
@@ -120,8 +123,9 @@ def test_children_that_end_are_replaced_after_growing_pauses(
     assert pauses[0] > 0.5
     assert pauses[1] > 1
     # One line for each end, with the pause after it.
-    until(lambda: "ended with 3 and is replaced in 2 s" in supervisor.output(), "the third end")
-    assert supervisor.output().count("ended with 3") == 3
+    until(lambda: supervisor.output().count("ended with 3") >= 3, "the third end")
+    told = re.findall(r"ended with 3 and is replaced in (\S+) s", supervisor.output())
+    assert told[:3] == ["0.5", "1", "2"]
     supervisor.popen.terminate()
     assert supervisor.ends() in (0, 3), supervisor.output()
 
@@ -146,7 +150,7 @@ def test_a_pause_of_the_whole_machine_is_nobodys_silence(
     supervisor = supervise("serve", 2)
     pids = supervisor.started(2)
     os.killpg(supervisor.popen.pid, signal.SIGSTOP)
-    time.sleep(2.5)  # Longer than the bound.
+    time.sleep(5.5)  # Longer than the bound.
     # The supervisor looks before any child could say a word.
     os.kill(supervisor.popen.pid, signal.SIGCONT)
     time.sleep(0.3)

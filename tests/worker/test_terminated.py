@@ -124,16 +124,14 @@ def terminate(cursor: Any, statement: str) -> None:
     ],
 )
 def test_the_worker_goes_on_and_nothing_is_lost(
+    renewed_often: None,
     stages: Stages,
-    durable_jobs: Callable[..., None],
     caplog: pytest.LogCaptureFixture,
     stage: str,
     table: str,
     statement: str,
     told: str,
 ) -> None:
-    if stage == "renew":
-        durable_jobs(LEASE_SECONDS=6)
     prepare = {"recover": stages.expire, "schedule": stages.owe}
     prepare.get(stage, stages.handler.submit)()
     serving = stages.run() if stage in ("renew", "finish") else None

@@ -89,14 +89,15 @@ def test_jobs_begin_long_before_the_next_poll(start_worker: StartWorker, tmp_pat
 
 
 def test_what_was_not_announced_again_does_not_wait_either(
-    start_worker: StartWorker, gate: Gate
+    start_worker: StartWorker, gate: Gate, durable_jobs: Callable[..., None]
 ) -> None:
     """Of two jobs within ``QUIET_SECONDS`` only the first is announced; it still runs here."""
     rounds = 30
+    # The gates stay shut through all rounds.
+    lasting = {**QUICK, "LEASE_SECONDS": 300, "TIMEOUT_SECONDS": 250, "POLL_SECONDS": POLL}
+    durable_jobs(**lasting)
     payload = Line(str(gate.folder / "lines"), 1)
-    start_worker(
-        "--processes=0", f"--threads={rounds + 1}", durable_jobs={**QUICK, "POLL_SECONDS": POLL}
-    )
+    start_worker("--processes=0", f"--threads={rounds + 1}", durable_jobs=lasting)
     for number in range(rounds):
         gated.submit(Gated(**gate.payload(f"{number}")))
         time.sleep(number / rounds * announcements.QUIET_SECONDS)
@@ -284,9 +285,10 @@ def test_a_worker_says_that_announcements_do_not_arrive(
 ) -> None:
     listener = dialect_for("default").listener("default")
     assert listener is not None
+    # In the one case it is waited out, in the other it is not.
+    monkeypatch.setattr(_listening, "TEST_SECONDS", 0.3 if is_deaf else 60)
     if connection.vendor == "postgresql" and is_deaf:
         # What a pooler of transactions does to a subscription.
-        monkeypatch.setattr(_listening, "TEST_SECONDS", 0.3)
         listener.wait(0)
         with connection.cursor() as cursor:
             cursor.execute("UNLISTEN *")
