@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import time
 import warnings
 from dataclasses import dataclass
@@ -113,6 +114,14 @@ def suicidal(ctx: JobContext, payload: Gate) -> None:
     """End the whole process."""
     payload.begin(ctx)
     os._exit(9)
+
+
+@job("testapp.hanging", max_attempts=100)
+def hanging(ctx: JobContext, payload: Gate) -> None:
+    """Stop the whole process, in the first attempt."""
+    payload.begin(ctx)
+    if ctx.attempt == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def fork() -> int:

@@ -184,13 +184,9 @@ def test_the_supervisor_replaces_a_killed_child_and_drains_all_on_sigterm(
 def test_a_stopped_child_is_killed_after_a_lease_and_its_job_runs_elsewhere(
     start_worker: StartWorker, gate: Gate
 ) -> None:
-    job = jobs.gated.submit(jobs.Gate(**gate.payload("work")))
+    job = jobs.hanging.submit(jobs.Gate(**gate.payload("work")))
     worker = start_worker("--processes=1", durable_jobs=SHORT)
     hung = int(gate.begun("work", 1).split()[0])
-    os.kill(hung, signal.SIGSTOP)
-    # It cannot see this, and its successor's short time is not to be waited for.
-    gate.open("work")
-    change(job, max_attempts=100)
     successor = int(gate.begun("work", 2).split()[0])
     assert hung != successor
     assert not is_alive(hung)
@@ -198,6 +194,9 @@ def test_a_stopped_child_is_killed_after_a_lease_and_its_job_runs_elsewhere(
     until(lambda: fresh(job).status == "succeeded")
     worker.send()
     assert worker.ends() == 0, worker.output()
+    first, *others, last = attempts(job)
+    # Unless its time was over before it could stop its process.
+    assert first.outcome == "lost" or first.status == "timed_out"
     # Between them are only those of processes that stood still for too long themselves.
-    outcomes = [attempt.outcome for attempt in attempts(job)]
-    assert (outcomes[0], outcomes[-1]) == ("lost", "returned")
+    assert {one.outcome for one in others} <= {"lost", "stopped"}
+    assert last.outcome == "returned"
