@@ -31,13 +31,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
 START_ATTEMPTS = 3
-START_SECONDS = 60
-STOP_SECONDS = 20
+START_SECONDS = 240
+STOP_SECONDS = 60
 UNPRIVILEGED_USERS = ("postgres", "nobody")
 SERVER_SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -98,9 +98,14 @@ class Server:
     def start(self) -> None:
         """Start it once more; ``ServerDidNotStart`` if the port is not free any more."""
         settings = {**self._settings, "port": str(self._port)}
-        self._process = _spawn(self._bindir, self._base, self._user, settings)
-        if not _becomes_ready(self._process, self._base / "data" / "postmaster.pid"):
-            raise ServerDidNotStart("PostgreSQL did not start again")
+        for _ in range(START_ATTEMPTS):
+            self._process = _spawn(self._bindir, self._base, self._user, settings)
+            if _becomes_ready(self._process, self._base / "data" / "postmaster.pid"):
+                return
+            # A client of another server may have been given the port, for a moment.
+            _stop(self._process)
+            time.sleep(1)
+        raise ServerDidNotStart("PostgreSQL did not start again")
 
 
 @contextmanager
@@ -272,9 +277,12 @@ def _spawn(
 def _becomes_ready(process: subprocess.Popen[bytes], pid_file: Path) -> bool:
     deadline = time.monotonic() + START_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        # The eighth line of postmaster.pid is the server's own word on its state.
-        if pid_file.exists() and pid_file.read_text().splitlines()[7:8] == ["ready   "]:
-            return True
+        with suppress(FileNotFoundError):
+            lines = pid_file.read_text().splitlines()
+            # The eighth line is the server's own word on its state; one that was killed leaves
+            # its file behind.
+            if lines[:1] == [str(process.pid)] and lines[7:8] == ["ready   "]:
+                return True
         time.sleep(0.05)
     return False
 

@@ -27,6 +27,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 T = TypeVar("T")
 LIMIT = 120.0
+# Settings for those who are to wait for a lock: no stall of a slow machine ends their wait.
+PATIENT = {"LOCK_TIMEOUT_SECONDS": LIMIT}
 _LOOK = 0.01
 # SQLite says nothing about its waiters: one that has not moved from a database call for
 # so many looks in a row waits (any statement of these tests takes less by far).

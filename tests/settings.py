@@ -33,7 +33,7 @@ def _sqlite_database(existing_name: str | None) -> dict[str, object]:
     # A file, not memory: several connections, threads and processes must meet
     # in it as they do in production.
     name = existing_name or _temporary_name()
-    options: dict[str, object] = {"timeout": 20}
+    options: dict[str, object] = {"timeout": 60}
     if _choice("TEST_SQLITE_JOURNAL", ["wal", "delete"]) == "wal":
         options["init_command"] = "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;"
     return {

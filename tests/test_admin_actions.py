@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -28,6 +26,7 @@ from tests._admin import (
     superuser,
 )
 from tests._rows import NOW, attempt_row, job_row
+from tests.racing import Held, held
 
 NAMES = ("request_cancel", "retry", "release")
 PERMISSIONS = {"request_cancel": "cancel_job", "retry": "retry_job", "release": "release_job"}
@@ -361,29 +360,9 @@ class TestOneJob:
         assert statuses() == {one.job_id: "queued"}
 
 
-@contextmanager
-def held(row: Job) -> Iterator[None]:
+def locked(row: Job) -> AbstractContextManager[Held[int]]:
     """Hold the row's lock (on SQLite the write lock) in another connection."""
-    locked, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        try:
-            with transaction.atomic():
-                Job.objects.filter(pk=row.pk).update(progress=0)
-                locked.set()
-                leave.wait(30)
-        finally:
-            locked.set()
-            connection.close()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    try:
-        assert locked.wait(30)
-        yield
-    finally:
-        leave.set()
-        thread.join()
+    return held(lambda: Job.objects.filter(pk=row.pk).update(progress=0))
 
 
 @pytest.mark.django_db(transaction=True)
@@ -395,7 +374,7 @@ class TestLocks:
         client = superuser()
         busy, free = failed(job_id="busy"), failed(job_id="free")
         page = choose(client, "retry", [busy, free])
-        with held(busy):
+        with locked(busy):
             answer = client.post(list_url(), hidden_fields(page) | {"extra_attempts": "0"})
             told = messages(answer)
         assert any("tests.rows busy: " in text and "lock" in text for text in told[1:])
@@ -415,7 +394,7 @@ class TestLocks:
             client = superuser()
             busy = failed(job_id="busy")
             page = choose(client, "retry", [busy])
-            with held(busy):
+            with locked(busy):
                 answer = client.post(list_url(), hidden_fields(page) | {"extra_attempts": "0"})
                 assert messages(answer)[0] == "1 refused."
             assert statuses() == {"busy": "failed"}

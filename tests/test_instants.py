@@ -328,7 +328,7 @@ def test_instants_nobody_gave_come_from_the_deciding_clock(
     [claimed] = claim("default", queued_lanes("default"), limit=1, worker="w", lease_seconds=0.5)
     row.refresh_from_db()
     assert (row.run_at, row.initial_run_at) == (row.created_at, None)
-    close = timedelta(minutes=1)
+    close = timedelta(minutes=5)
     assert abs(row.created_at - now) < close
     assert row.lease_expires_at is not None
     begun = JobAttempt.objects.get(token=claimed.token).started_at

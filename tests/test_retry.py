@@ -9,7 +9,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from django_durable_jobs.exceptions import InvalidHandler
@@ -46,7 +46,6 @@ def test_the_default_doubles_up_to_the_cap() -> None:
     assert [seconds(None, attempt, share=0) for attempt in (1, 2, 10)] == [0.5, 1, 150]
 
 
-@settings(deadline=None)
 @given(
     st.integers(-5, 10**6),
     st.floats(0, 31_536_000),

@@ -23,7 +23,7 @@ from django_durable_jobs.payloads import (
     codec_for,
 )
 
-quick = settings(deadline=None, max_examples=150)
+quick = settings(max_examples=150)
 LIMIT = 65_536
 isolated = Apps()
 

@@ -117,7 +117,8 @@ def handler_of(name: str, hint: Any, given_to: dict[str, Any]) -> Handler[..., A
 
 
 @settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(typed(), min_size=4, max_size=8))
 def test_any_value_that_the_type_accepts_comes_back_equal(pairs: list[Typed]) -> None:

@@ -26,6 +26,7 @@ from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.testing import CrashPointFailed, FakeClock, crash_points
 from django_durable_jobs.testing.life import Crashed
+from tests.racing import LIMIT
 from tests.testapp.models import Business
 
 from .dying import wipe
@@ -302,7 +303,7 @@ def test_threads_of_the_handler_die_with_it():
             with transaction.atomic():
                 Business.objects.create(name="in a thread")
                 has_written.set()
-                assert may_commit.wait(30)
+                assert may_commit.wait(LIMIT)
         finally:
             has_written.set()
             connections.close_all()
@@ -316,7 +317,7 @@ def test_threads_of_the_handler_die_with_it():
         with ThreadPoolExecutor(1) as pool:
             writing = pool.submit(work, has_written, may_commit)
             try:
-                assert has_written.wait(30)
+                assert has_written.wait(LIMIT)
                 Business.objects.first()  # Where this dies, the thread has a transaction open.
             finally:
                 may_commit.set()

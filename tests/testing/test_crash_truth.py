@@ -46,6 +46,7 @@ def stages(every: list[dying.Death]) -> list[object]:
     return [tables for tables, _ in groupby(tables for _, tables in every)]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.django_db(transaction=True)
 def test_a_played_death_leaves_what_a_killed_process_leaves(child_environment):
     killed = json.loads(succeeded(python("-m", "tests.testing.dying", env=child_environment)))

@@ -16,6 +16,7 @@ import pytest
 from tests._processes import ROOT, SECONDS, succeeded
 
 PROJECT = ROOT / "tests" / "kit_project"
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")

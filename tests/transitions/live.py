@@ -23,6 +23,8 @@ LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 HANDLER = "tests.live"
 LANE = Lane(queue="default", handler=HANDLER, version=1, fingerprint="f" * 64)
 WORKER = "the same name for all"
+# Longer than a test takes on the slowest machine.
+LEASE = 600.0
 
 
 def queued(count: int = 1, *, alias: str = "default", **changes: Any) -> list[Job]:
@@ -32,12 +34,12 @@ def queued(count: int = 1, *, alias: str = "default", **changes: Any) -> list[Jo
     return Job.objects.using(alias).bulk_create(rows)
 
 
-def claim(limit: int = 1, *, lease: float = 60.0, alias: str = "default") -> list[ClaimedJob]:
+def claim(limit: int = 1, *, lease: float = LEASE, alias: str = "default") -> list[ClaimedJob]:
     """Claim what is due."""
     return claims.claim(alias, [LANE], limit=limit, worker=WORKER, lease_seconds=lease)
 
 
-def claimed(count: int = 1, *, lease: float = 60.0, **changes: Any) -> list[ClaimedJob]:
+def claimed(count: int = 1, *, lease: float = LEASE, **changes: Any) -> list[ClaimedJob]:
     """Store jobs and claim exactly these."""
     jobs = queued(count, **changes)
     held = claim(count, lease=lease)

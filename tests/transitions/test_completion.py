@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connection, connections, transaction
+from django.test import override_settings
 
 from django_durable_jobs import (
     InvalidTransition,
@@ -433,7 +434,8 @@ def test_after_the_deadline_both_stop_the_handler(serve: Run, call: str) -> None
                 getattr(ctx, call)()
             getattr(ctx, call)()
 
-    ended, attempt = serve(late, timeout=0.1)
+    with override_settings(DURABLE_JOBS={"TIMEOUT_GRACE_SECONDS": 600}):
+        ended, attempt = serve(late, timeout=0.1)
     assert (ended.status, ended.error_category) == ("scheduled", "timeout")
     assert (attempt.status, attempt.outcome) == ("timed_out", "stopped")
     assert names() == []

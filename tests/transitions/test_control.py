@@ -21,7 +21,7 @@ from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import control, leases, outcomes
 from tests._rows import NOW, attempt_row, job_row
-from tests.racing import LIMIT, held, racing
+from tests.racing import LIMIT, PATIENT, held, racing
 from tests.testapp.models import Business
 
 from . import moves
@@ -608,6 +608,7 @@ def test_a_move_of_its_own_waits_a_bounded_time_and_changes_nothing(name):
 
 @real
 @each_move
+@override_settings(DURABLE_JOBS=PATIENT)
 def test_a_move_waits_for_the_row_and_judges_what_it_finds_then(name):
     job, move = movable(name)
     with held(lambda: Job.objects.filter(pk=job.pk).update(priority=7)) as stranger:

@@ -1,7 +1,8 @@
 """The fence: this job, this token, running, a lease that lives once the row is locked (3.2).
 
-Past a lease, with the real clock: the leases are short, and each test proves by the database
-that the writer waited (or was passed over) while its lease still lived.
+Past a lease during a wait, with the real clock: the leases are short, and each test proves by
+the database that the writer waited (or was passed over) while its lease still lived. Where no
+statement waits across the end of a lease, the clock is a fake one.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from django_durable_jobs.clock import host_now
 from django_durable_jobs.dialects.base import JOBS, FencedMove
 from django_durable_jobs.exceptions import InvalidTransition, JobCancelled, LeaseLost
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import _fence, claims, completion, leases, outcomes, recovery
 from django_durable_jobs.transitions._fence import standings
 from django_durable_jobs.transitions.claims import ClaimedJob
-from tests.racing import held, racing
+from tests._rows import NOW
+from tests.racing import PATIENT, held, racing
 from tests.testapp.models import Business
 
 from .live import (
@@ -49,15 +52,14 @@ only_postgres = pytest.mark.skipif(
 )
 
 
-# Slow machines: what is tested is who may write, not how long it may take.
-PATIENT = override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 30})
 # For those that must not wait at all.
-IMPATIENT = override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 2})
+IMPATIENT = override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 10})
 
 
 @pytest.fixture(autouse=True)
 def _patience() -> Any:
-    with PATIENT:
+    """Slow machines: what is tested is who may write, not how long it may take."""
+    with override_settings(DURABLE_JOBS=PATIENT):
         yield
 
 
@@ -172,7 +174,7 @@ lockers = pytest.mark.parametrize("locker", [only_lock, change_the_rows])
 def stranger_past_the_lease(write: Write, locker: Callable[[ClaimedJob], None]) -> None:
     """Let a stranger hold the row until the lease of its holder, who writes, is over."""
     # The lease must live until the writer has been seen waiting: longer on a busy machine.
-    for lease in (0.5, 1.0, 2.0, 4.0, 8.0):
+    for lease in (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0):
         [one] = claimed(lease=lease)
         end = lease_of(one.id)
         with held(lambda one=one: locker(one)) as stranger:
@@ -305,19 +307,20 @@ def test_the_report_of_a_finish_tells_busy_from_lost_and_damaged():
 @real
 @only_postgres
 def test_an_attempt_locked_by_a_stranger_holds_up_its_finish_alone_and_no_renewal():
-    ones = claimed(3, lease=4)
-    first, locked, last = ones
-    end = lease_of(locked.id)
-    with held(lambda: lock_attempt(locked.token)) as stranger:
-        report = outcomes.finish("default", [done(one) for one in ones])
-        assert set(report.written) == {first.id, last.id}
-        assert [one.job for one in report.busy] == [locked.id]
-        while database_now() <= end + 300_000:  # longer than the first lease
-            assert renew_for(locked, 20)
-            assert outcomes.finish("default", report.busy).busy
-            assert recovery.recover_expired("default") == 0
-        stranger.commit()
-    assert outcomes.finish("default", report.busy).written == {locked.id: states.SUCCEEDED}
+    with FakeClock(NOW) as clock:
+        ones = claimed(3, lease=1.5)
+        first, locked, last = ones
+        with held(lambda: lock_attempt(locked.token)) as stranger:
+            report = outcomes.finish("default", [done(one) for one in ones])
+            assert set(report.written) == {first.id, last.id}
+            assert [one.job for one in report.busy] == [locked.id]
+            for _ in range(3):  # longer than the first lease
+                clock.advance(1)
+                assert renew_for(locked, 1.5)
+                assert outcomes.finish("default", report.busy).busy
+                assert recovery.recover_expired("default") == 0
+            stranger.commit()
+        assert outcomes.finish("default", report.busy).written == {locked.id: states.SUCCEEDED}
     check_rows()
 
 
@@ -330,16 +333,15 @@ def renew_for(one: ClaimedJob, seconds: float) -> bool:
 @pytest.mark.parametrize("name", ["finish waiting", "give_back waiting", "progress"])
 def test_while_a_write_waits_for_the_attempt_nobody_takes_the_job(name):
     """The lease is judged with the job's row locked, which stays so until the attempt is too."""
-    [one] = claimed(lease=3)
-    end = lease_of(one.id)
-    with held(lambda: lock_attempt(one.token)) as stranger:
-        with racing(lambda: WAITING[name](one)) as [writer]:
-            writer.wait_until_blocked()
-            sleep_past(end)
-            assert recovery.recover_expired("default") == 0
-            stranger.commit()
-        written = writer.result()
-    assert written or recovery.recover_expired("default") == 1
+    with FakeClock(NOW) as clock:
+        [one] = claimed(lease=1.5)
+        with held(lambda: lock_attempt(one.token)) as stranger:
+            with racing(lambda: WAITING[name](one)) as [writer]:
+                writer.wait_until_blocked()
+                clock.advance(2)
+                assert recovery.recover_expired("default") == 0
+                stranger.commit()
+            assert writer.result()
     check_rows()
 
 
@@ -553,9 +555,9 @@ def test_a_hosts_wrong_clock_breaks_no_lease(off, monkeypatch):
     wrong = time.time_ns() + off * 1_000_000_000
     monkeypatch.setattr("django_durable_jobs.clock.time.time_ns", lambda: wrong)
     before = database_now()
-    [one] = claimed(lease=5)
-    assert before + 5_000_000 <= lease_of(one.id) <= database_now() + 5_000_000
-    assert renew_for(one, 20)
+    [one] = claimed(lease=300)
+    assert before + 300_000_000 <= lease_of(one.id) <= database_now() + 300_000_000
+    assert renew_for(one, 400)
     assert recovery.recover_expired("default") == 0
     assert renew_for(one, 0.5)
     end = lease_of(one.id)
@@ -567,15 +569,16 @@ def test_a_hosts_wrong_clock_breaks_no_lease(off, monkeypatch):
 
 @real
 def test_one_start_while_renewals_succeed_however_long_the_handler():
-    """FAULTS 4: a lease of five seconds, held for seven."""
-    [one] = claimed(lease=5)
-    end = database_now() + 7_000_000
-    with transaction.atomic():
-        Business.objects.create(name="a handler's own work")
-    while database_now() < end:
-        assert renew_for(one, 5)
-        assert recovery.recover_expired("default") == 0
-        assert claim() == []
-    assert finish(one)
+    """FAULTS 4: a lease of five seconds, held for ten minutes."""
+    with FakeClock(NOW) as clock:
+        [one] = claimed(lease=5)
+        with transaction.atomic():
+            Business.objects.create(name="a handler's own work")
+        for _ in range(600 // 4):
+            clock.advance(4)
+            assert renew_for(one, 5)
+            assert recovery.recover_expired("default") == 0
+            assert claim() == []
+        assert finish(one)
     assert JobAttempt.objects.count() == 1
     check_rows()

@@ -31,7 +31,7 @@ from django_durable_jobs.transitions import (
 from django_durable_jobs.transitions._fence import standings
 from django_durable_jobs.transitions.claims import ClaimedJob
 from tests.races.paused import paused
-from tests.racing import another_alias, held, racing, together
+from tests.racing import PATIENT, another_alias, held, racing, together
 
 from .live import (
     LANE,
@@ -70,7 +70,7 @@ def raised(request: pytest.FixtureRequest) -> Iterator[str]:
         options["isolation_level"] = IsolationLevel[level.upper().replace(" ", "_")]
     with (
         another_alias("raised", OPTIONS=options) as alias,
-        override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 30}),
+        override_settings(DURABLE_JOBS=PATIENT),
         no_conflicts(),
     ):
         if source == "DATABASE":

@@ -13,6 +13,7 @@ from django_durable_jobs.worker.finisher import Finisher
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.shutdown import end_stuck
+from tests.racing import LIMIT
 from tests.racing import held as held_open
 from tests.testapp.models import Business
 
@@ -73,7 +74,7 @@ def test_a_stuck_handler_whose_row_is_refused_costs_no_other_requeue():
             "default",
             held(mine),
             lambda one, outcome: pytest.fail("it has no on_finish"),
-            until=time.monotonic() + 5,
+            until=time.monotonic() + LIMIT,
         )
     found = dict(Job.objects.values_list("pk", "status"))
     assert [found[one.id] for one in mine] == ["queued", "running", "queued"]
@@ -91,7 +92,7 @@ def test_a_fault_of_ours_loses_no_end_that_was_to_be_tried_again():
     finisher._busy = [busy]
     finisher.put(arrived)
     finisher.start()
-    assert finisher.stop(10)
+    assert finisher.stop(LIMIT)
     assert not faults
     assert {one.status for one in Job.objects.all()} == {"succeeded"}
 

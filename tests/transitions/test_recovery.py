@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import DatabaseError, OperationalError, connection, transaction
@@ -19,7 +20,7 @@ from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import _pages, claims, maintenance, recovery
 from django_durable_jobs.transitions.claims import ClaimedJob
 from tests._rows import NOW, attempt_row, job_row
-from tests.racing import held, observer
+from tests.racing import LIMIT, held, observer
 
 from .live import LONG_AGO, check_rows, claim, claimed, expired, lock, queued
 from .moves import snapshot
@@ -136,7 +137,14 @@ def job_refused(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
 
 def job_locked_at_once(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
     """As a trigger does that takes a lock with NOWAIT."""
-    return poisoned([one.id for one in ones], sqlstate="55P03")
+    return locked_at_once_by_id([one.id for one in ones])
+
+
+@contextmanager
+def locked_at_once_by_id(ids: list[int]) -> Iterator[None]:
+    # What is at once takes longer on a slow machine.
+    with poisoned(ids, sqlstate="55P03"), patch.object(_pages, "AT_ONCE_SECONDS", LIMIT):
+        yield
 
 
 def attempt_refused(ones: list[ClaimedJob]) -> AbstractContextManager[Any]:
@@ -391,6 +399,7 @@ def test_passes_refuse_an_open_transaction():
 @pytest.fixture
 def _nothing_refused(monkeypatch) -> None:
     monkeypatch.setattr(claims, "_refused", {})
+    monkeypatch.setattr(claims, "REFUSED_SECONDS", 600)
 
 
 def number_is_taken(jobs: list[Job]) -> AbstractContextManager[Any]:
@@ -405,7 +414,7 @@ def refused(jobs: list[Job]) -> AbstractContextManager[Any]:
 
 
 def locked_at_once(jobs: list[Job]) -> AbstractContextManager[Any]:
-    return poisoned([job.pk for job in jobs], sqlstate="55P03")
+    return locked_at_once_by_id([job.pk for job in jobs])
 
 
 @real

@@ -27,7 +27,7 @@ from django_durable_jobs.transitions import outcomes, recovery
 from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.heartbeat import BUSY_WAIT_SECONDS, Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
-from tests.racing import another_alias, held, observer, racing
+from tests.racing import PATIENT, another_alias, held, observer, racing
 from tests.testapp.models import Business
 
 from .live import check_rows, claimed, done
@@ -263,7 +263,7 @@ def test_while_the_handlers_transaction_has_written_its_row_is_held(
         with pytest.raises(OperationalError) as caught:
             in_an_impatient_transaction(row)
         assert not isinstance(caught.value, LockTimeout)
-        with racing(row.request_cancel) as [cancelling]:
+        with override_settings(DURABLE_JOBS=PATIENT), racing(row.request_cancel) as [cancelling]:
             cancelling.wait_until_blocked()
             handler.commit()
         assert cancelling.result() == "requested"
@@ -408,7 +408,7 @@ def test_check_touches_no_database(one: HeldAttempt) -> None:
 
 def test_two_jobs_of_one_handlers_transaction_go_together() -> None:
     """Nothing is kept in the process: each token writes its own rows, whoever calls."""
-    first, second = (context_for("default", one) for one in claimed(2, timeout=20))
+    first, second = (context_for("default", one) for one in claimed(2, timeout=500))
     with transaction.atomic():
         first.progress(0.5, "first")
         second.progress(0.25, "second")
