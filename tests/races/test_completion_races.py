@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from django_durable_jobs import job as declared
 from django_durable_jobs.exceptions import InvalidTransition, JobCancelled, LeaseLost
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import leases, recovery
 from django_durable_jobs.transitions._fence import standings
 from django_durable_jobs.transitions.claims import ClaimedJob
@@ -26,7 +29,7 @@ from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.on_finish import finish_announced
-from tests.racing import Signal, barrier, held, racing
+from tests.racing import LIMIT, Signal, barrier, held, racing
 from tests.testapp.models import Business
 from tests.transitions.live import (
     HANDLER,
@@ -35,8 +38,6 @@ from tests.transitions.live import (
     done,
     expired,
     holders,
-    lease_of,
-    sleep_past,
 )
 
 from .paused import paused
@@ -52,7 +53,8 @@ def tell(event: FinishEvent) -> None:
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
-    with registry.temporary(), override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 30}):
+    patient = {"LOCK_TIMEOUT_SECONDS": LIMIT, "LEASE_SECONDS": 10 * LIMIT}
+    with registry.temporary(), override_settings(DURABLE_JOBS=patient):
         declared(HANDLER, on_finish=tell)(lambda ctx: None)
         yield
     check_rows()
@@ -99,8 +101,8 @@ def recover_all() -> int:
     return recovery.recover_expired("default")
 
 
-def renew(one: ClaimedJob) -> Callable[[], set[str]]:
-    return lambda: leases.renew("default", holders([one]), lease_seconds=60)
+def renew(one: ClaimedJob, *, lease: float = 600) -> Callable[[], set[str]]:
+    return lambda: leases.renew("default", holders([one]), lease_seconds=lease)
 
 
 def names() -> list[str]:
@@ -115,12 +117,11 @@ commits = pytest.mark.parametrize("commits", [True, False])
 
 
 @commits
-def test_a_recovery_during_a_completion(commits: bool) -> None:
+def test_a_recovery_during_a_completion(commits: bool, clock: FakeClock) -> None:
     """It came in time and stands, although its lease is over before it commits."""
-    [one] = claimed(lease=3)
-    end = lease_of(one.id)
+    [one] = claimed()
     with held(completes(one)) as first:
-        sleep_past(end)
+        clock.advance(61)
         with racing(recover_all) as [second]:
             if POSTGRES:
                 assert second.result() == 0, "the row is passed over while it is held"
@@ -347,13 +348,15 @@ def test_a_renewal_during_both_is_busy_and_not_lost(
 @pytest.mark.parametrize("write", [fence, completes])
 def test_after_a_renewal_both_go_on(write: Callable[[ClaimedJob], Callable[[], None]]) -> None:
     """Also where the lease that they began under is over by then (FAULTS 30)."""
-    [one] = claimed(lease=3)
-    end = lease_of(one.id)
-    with paused(renew(one)) as first, racing(alone(write(one))) as [second]:
-        second.wait_until_blocked()
-        sleep_past(end)
-        assert first.go_on() == {one.token}
-        second.result()
+    [one] = expired()
+    with ExitStack() as stack:
+        # A clock that is behind takes the lease for one that lives, however slow we are.
+        with FakeClock(datetime.now(UTC) - timedelta(hours=1)):
+            first = stack.enter_context(paused(renew(one, lease=7200)))
+        with racing(alone(write(one))) as [second]:
+            second.wait_until_blocked()
+            assert first.go_on() == {one.token}
+            second.result()
     assert job().status == ("succeeded" if write is completes else "running")
 
 
@@ -441,16 +444,15 @@ def test_an_end_after_the_recovery_is_not_told(by_hand: bool) -> None:
     assert (job().status, names()) == ("queued", [])
 
 
-def test_an_on_finish_that_runs_past_the_lease_stands() -> None:
+def test_an_on_finish_that_runs_past_the_lease_stands(clock: FakeClock) -> None:
     """Nobody takes the job meanwhile, and its worker is not told that it lost it (FAULTS 4)."""
-    [one] = claimed(lease=3)
-    end = lease_of(one.id)
+    [one] = claimed()
     heartbeat, mine = heartbeat_of(one)
     mine.ended = True
     ending = Ending(one)
     with racing(ending) as [first]:
         ending.reached.wait()
-        sleep_past(end)
+        clock.advance(61)
         with racing(recover_all) as [second]:
             if POSTGRES:
                 assert second.result() == 0

@@ -17,10 +17,11 @@ from django.test import override_settings
 from django_durable_jobs import JobContext, LeaseLost
 from django_durable_jobs.exceptions import InvalidTransition, JobCancelled
 from django_durable_jobs.models import Job, JobAttempt
+from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import leases, outcomes, recovery
 from django_durable_jobs.transitions.claims import ClaimedJob
 from django_durable_jobs.worker.execution import context_for
-from tests.racing import held, racing
+from tests.racing import LIMIT, held, racing
 from tests.transitions.live import (
     check_rows,
     claim,
@@ -28,8 +29,6 @@ from tests.transitions.live import (
     done,
     expired,
     holders,
-    lease_of,
-    sleep_past,
 )
 
 from .paused import passed_over, paused
@@ -48,7 +47,7 @@ each_report = pytest.mark.parametrize("name", REPORTS)
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
-    with override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": 30}):
+    with override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": LIMIT}):
         yield
     check_rows()
 
@@ -60,7 +59,6 @@ class Handler:
         self.name = name
         self.one = one
         self.ctx = context_for("default", one, enforce_timeout=False)
-        self.end = lease_of(one.id) or 0
 
     def report(self) -> None:
         REPORTS[self.name](self.ctx)
@@ -75,8 +73,8 @@ class Handler:
         return {BEFORE[self.name]: "before", AFTER[self.name]: "after"}[value]
 
 
-def handler(name: str, *, lease: float = 60.0) -> Handler:
-    made = Handler(name, *claimed(lease=lease))
+def handler(name: str) -> Handler:
+    made = Handler(name, *claimed())
     made.ctx.progress(BEFORE["progress"])
     made.ctx.checkpoint(BEFORE["checkpoint"])
     return made
@@ -117,11 +115,11 @@ def end(standing: Any, how: str) -> None:
 
 @each_report
 @each_end
-def test_a_recovery_during_a_report_comes_after_it(name: str, how: str) -> None:
+def test_a_recovery_during_a_report_comes_after_it(name: str, how: str, clock: FakeClock) -> None:
     """Begun within the lease it stands, although the lease is over before it commits."""
-    one = handler(name, lease=3)
+    one = handler(name)
     with ENDS[how](one.report) as first:
-        sleep_past(one.end)
+        clock.advance(61)
         with passed_over(recover_all, lambda: end(first, how)) as second:
             assert second.result() == (0 if POSTGRES else 1)
             end(first, how)
@@ -204,7 +202,7 @@ def test_a_report_during_a_cancel_waits_for_it(name: str, commit: bool) -> None:
 def test_a_report_during_a_renewal_waits_for_it_and_is_written(name: str) -> None:
     one = handler(name)
     with (
-        paused(lambda: leases.renew("default", holders([one.one]), lease_seconds=60)) as first,
+        paused(lambda: leases.renew("default", holders([one.one]), lease_seconds=600)) as first,
         racing(one.report) as [second],
     ):
         second.wait_until_blocked()
