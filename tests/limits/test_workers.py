@@ -21,8 +21,8 @@ from .overlap import Limit, of_handler, of_payload, overshoots, stays, watched
 pytestmark = pytest.mark.django_db(transaction=True)
 
 ALONE = {jobs.alone.name: Limit(number=1, key=of_handler)}
-# Nothing here takes as long.
-LONGER = {"LEASE_SECONDS": 120, "TIMEOUT_SECONDS": 110, "POLL_SECONDS": 0.05}
+# Nothing here takes as long, and nobody waits that long either.
+LONGER = {**QUICK, "LEASE_SECONDS": 600, "TIMEOUT_SECONDS": 500}
 ONE_SLOT = ("--processes=0", "--threads=1")
 
 
@@ -65,17 +65,17 @@ def test_a_stopped_holder_passes_its_place_on_at_once(
     start_worker: StartWorker,
     gate: Gate,
 ) -> None:
-    impatient = {**QUICK, "SHUTDOWN_SECONDS": 0.1}
+    impatient = {**LONGER, "SHUTDOWN_SECONDS": 0.1}
     holder = submit(gate, "holder")
     stopped = start_worker(*ONE_SLOT, durable_jobs=impatient)
     gate.begun("holder")
     waiting = submit(gate, "waiting", priority=1)
     gate.open("waiting")
-    start_worker(*ONE_SLOT, durable_jobs=QUICK)
+    start_worker(*ONE_SLOT, durable_jobs=LONGER)
     until(lambda: fresh(waiting).limit_waiting, "the limit to be met")
     stopped.send()
     assert stopped.ends() == 0, stopped.output()
-    # Long before the lease of a minute is over.
+    # Long before the lease is over.
     until(lambda: fresh(waiting).status == "succeeded", "the next")
     gate.open("holder")
     until(lambda: fresh(holder).status == "succeeded", "the first again")
@@ -96,7 +96,7 @@ def test_old_and_new_code_each_go_by_their_own_number(
     for name, number in numbers.items():
         start_worker(
             *("--processes=0", "--threads=4", f"--name={name}"),
-            durable_jobs=QUICK,
+            durable_jobs=LONGER,
             variables={"TEST_LIMIT": str(number)},
         )
     with watched(limits):

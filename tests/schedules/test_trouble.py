@@ -137,6 +137,7 @@ def test_a_request_that_is_refused_at_run_time_is_marked_with_the_reason(
 
 
 @pytest.mark.django_db
+@pytest.mark.usefixtures("resting")
 def test_a_database_that_serves_nobody_ends_the_pass(
     tick: Any, clock: FakeClock, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import django
@@ -98,6 +99,12 @@ def retire(number: int, parent: ChildEnd) -> int:
     return 4
 
 
+def all_stats() -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # buried meanwhile
+            yield path.read_text().rpartition(")")[2]
+
+
 def orphans(number: int, parent: ChildEnd) -> int:
     """Leave processes to PID 1 and write how many of them it did not bury."""
     for _ in range(3):
@@ -109,7 +116,7 @@ def orphans(number: int, parent: ChildEnd) -> int:
     for looks in range(600):
         parent.beat()
         time.sleep(0.1)
-        stats = [path.read_text().rpartition(")")[2] for path in Path("/proc").glob("[0-9]*/stat")]
+        stats = list(all_stats())
         unburied = [stat for stat in stats if stat.split()[:2] == ["Z", "1"]]
         if looks >= 10 and not unburied:
             break

@@ -461,8 +461,8 @@ def test_a_handler_that_fences_while_its_lease_is_renewed_is_not_told_that_it_lo
             ctx.complete("kept")
         return "ignored"
 
-    one = fences.submit()
     serving = serve(**QUICK, LOCK_TIMEOUT_SECONDS=0.5)
+    one = fences.submit()
     until(lambda: fresh(one).is_terminal)
     assert serving.stop() == 0
     assert (fresh(one).status, fresh(one).result, len(attempts(one))) == ("succeeded", "kept", 1)

@@ -215,6 +215,7 @@ def test_children_of_a_killed_supervisor_finish_their_jobs_and_end(
     pid = int(gate.begun("work").split()[0])
     os.kill(worker.pid, signal.SIGKILL)
     worker.ends()
+    sees_the_signal(worker)
     late = submit(jobs.gated, gate, "late")
     gate.open("work")
     until(lambda: not is_alive(pid), "the orphan to end")

@@ -128,12 +128,13 @@ def test_an_idle_worker_asks_one_question_in_a_poll_interval(
     try:
         until(lambda: fresh(first).is_terminal)
         time.sleep(0.3)
-        asked.clear()
         began = time.monotonic()
+        asked.clear()
         until(lambda: sum("WITH RECURSIVE" in sql for sql in asked) >= 8, "polls")
+        noted = asked.copy()
         seconds = time.monotonic() - began
-        polls = [sql for sql in asked if "WITH RECURSIVE" in sql]
-        others = [sql for sql in asked if sql not in polls and "LISTEN" not in sql]
+        polls = [sql for sql in noted if "WITH RECURSIVE" in sql]
+        others = [sql for sql in noted if sql not in polls and "LISTEN" not in sql]
     finally:
         worker.stop()
         assert running.ends() == 0
