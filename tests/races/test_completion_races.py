@@ -33,6 +33,7 @@ from tests.racing import LIMIT, Signal, barrier, held, racing
 from tests.testapp.models import Business
 from tests.transitions.live import (
     HANDLER,
+    LEASE,
     check_rows,
     claimed,
     done,
@@ -121,7 +122,7 @@ def test_a_recovery_during_a_completion(commits: bool, clock: FakeClock) -> None
     """It came in time and stands, although its lease is over before it commits."""
     [one] = claimed()
     with held(completes(one)) as first:
-        clock.advance(61)
+        clock.advance(LEASE + 1)
         with racing(recover_all) as [second]:
             if POSTGRES:
                 assert second.result() == 0, "the row is passed over while it is held"
@@ -452,7 +453,7 @@ def test_an_on_finish_that_runs_past_the_lease_stands(clock: FakeClock) -> None:
     ending = Ending(one)
     with racing(ending) as [first]:
         ending.reached.wait()
-        clock.advance(61)
+        clock.advance(LEASE + 1)
         with racing(recover_all) as [second]:
             if POSTGRES:
                 assert second.result() == 0

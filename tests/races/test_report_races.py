@@ -23,6 +23,7 @@ from django_durable_jobs.transitions.claims import ClaimedJob
 from django_durable_jobs.worker.execution import context_for
 from tests.racing import LIMIT, held, racing
 from tests.transitions.live import (
+    LEASE,
     check_rows,
     claim,
     claimed,
@@ -119,7 +120,7 @@ def test_a_recovery_during_a_report_comes_after_it(name: str, how: str, clock: F
     """Begun within the lease it stands, although the lease is over before it commits."""
     one = handler(name)
     with ENDS[how](one.report) as first:
-        clock.advance(61)
+        clock.advance(LEASE + 1)
         with passed_over(recover_all, lambda: end(first, how)) as second:
             assert second.result() == (0 if POSTGRES else 1)
             end(first, how)

@@ -38,6 +38,7 @@ from tests.racing import LIMIT, barrier, held, racing, together
 from tests.submission.handlers import HANDLERS, order
 from tests.transitions.live import (
     LANE,
+    LEASE,
     check_rows,
     claim,
     claimed,
@@ -79,7 +80,7 @@ def finish(one: ClaimedJob, *, wait: bool = False) -> Callable[[], Any]:
 
 
 def renew(one: ClaimedJob) -> Callable[[], set[str]]:
-    return lambda: leases.renew("default", holders([one]), lease_seconds=600)
+    return lambda: leases.renew("default", holders([one]), lease_seconds=2 * LEASE)
 
 
 def recover_all() -> int:
@@ -322,7 +323,7 @@ def test_a_recovery_after_the_finish_finds_nothing(clock):
     """The finish came in time and stands, although its lease is over before it commits."""
     [one] = claimed()
     with paused(finish(one)) as first:
-        clock.advance(61)
+        clock.advance(LEASE + 1)
         with passed_over(recover_all, first.go_on) as second:
             assert second.result() == 0
             assert first.go_on().written == {one.id: "succeeded"}
@@ -375,7 +376,7 @@ def test_a_recovery_by_hand_after_the_finish_is_refused():
 def test_a_recovery_after_the_renewal_finds_nothing(clock):
     [one] = claimed()
     with paused(renew(one)) as first:
-        clock.advance(61)
+        clock.advance(LEASE + 1)
         with passed_over(recover_all, first.go_on) as second:
             assert second.result() == 0
             assert first.go_on() == {one.token}
