@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import django_durable_jobs
+from tests._processes import SECONDS
 
 PACKAGE = Path(django_durable_jobs.__file__).parent
 NAMES = {
@@ -52,7 +53,7 @@ def alone(code: str, *options: str) -> str:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=SECONDS,
     )
     assert result.returncode == 0, result.stderr
     return result.stdout.strip()

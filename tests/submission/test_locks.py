@@ -172,7 +172,7 @@ def test_a_lost_connection_is_replaced(using: str) -> None:
     Job.objects.submit(order("before"), using=using)
     backend = connections[using].connection.info.backend_pid
     with another_alias("killer") as killer, connections[killer].cursor() as cursor:
-        cursor.execute("SELECT pg_terminate_backend(%s, 5000)", [backend])
+        cursor.execute("SELECT pg_terminate_backend(%s, 120000)", [backend])
     with pytest.raises(OperationalError):
         Job.objects.submit(order("lost"), using=using)
     connections[using].close_if_unusable_or_obsolete()

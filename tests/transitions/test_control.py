@@ -643,9 +643,9 @@ def test_no_setting_outlives_a_move_and_none_is_changed_in_a_callers_transaction
         second()
         assert wait_setting() == before
         if connection.vendor == "postgresql":
-            connection.cursor().execute("SET LOCAL lock_timeout = 77")
+            connection.cursor().execute("SET LOCAL lock_timeout = 77777")
             third()
-            assert wait_setting() == "77ms"
+            assert wait_setting() == "77777ms"
     assert wait_setting() == before
 
 

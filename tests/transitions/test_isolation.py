@@ -31,7 +31,7 @@ from django_durable_jobs.transitions import (
 from django_durable_jobs.transitions._fence import standings
 from django_durable_jobs.transitions.claims import ClaimedJob
 from tests.races.paused import paused
-from tests.racing import PATIENT, another_alias, held, racing, together
+from tests.racing import PATIENT, another_alias, barrier, held, racing, together
 
 from .live import (
     LANE,
@@ -149,8 +149,11 @@ def register(alias: str) -> int:
 def test_claimers_at_once_take_each_job_once(raised: str):
     pks = {one.pk for one in queued(60)}
 
+    each_has_claimed = barrier(4)
+
     def claim_all(number: int) -> list[int]:
-        taken: list[int] = []
+        taken = [one.id for one in claim(3, alias=raised)]
+        each_has_claimed.wait()
         while Job.objects.using(raised).filter(status="queued").exists():
             taken += [one.id for one in claim(3, alias=raised)]
         return taken
