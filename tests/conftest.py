@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator
-from unittest.mock import patch
 
 import django
 import pytest
@@ -18,15 +17,6 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _a_claim_goes_on() -> Iterator[None]:
-    """Let one claim send all to wait who must, where a worker's would be continued by its next."""
-    from django_durable_jobs.transitions import _limits
-
-    with patch.object(_limits, "LONGEST_SECONDS", 600):
-        yield
 
 
 @pytest.fixture(scope="session")

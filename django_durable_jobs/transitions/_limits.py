@@ -8,6 +8,7 @@ wait.) A key that is full or locked hides no other job: another round passes it 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -26,13 +27,23 @@ from ._let_in import IN_CLAIMS, PLACES, set_waiting
 # more jobs than are wanted.
 ROUNDS = 3
 LOOK_AT = 64
-# How many jobs a claim sends to wait, and how long it goes on while it finds only such.
+# How many jobs a claim sends to wait in one transaction.
 SENT_AT_ONCE = 1000
-LONGEST_SECONDS = 1.0
 # How long a claim stands in line for keys that others have locked: as long as their claims take.
 LINE_SECONDS = 0.1
 
 _COLUMNS = ("id", "handler", "handler_version", "concurrency_key", "scope", "scope_hash")
+
+
+@dataclass(slots=True)
+class Patience:
+    """How long, in seconds, a claim goes on while it finds only jobs to send to wait.
+
+    Where that was too long it is ``over``: what they hid may be due.
+    """
+
+    seconds: float = math.inf
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +113,7 @@ def claim_within_limits(
     lease: int,
     columns: Sequence[str],
     among: str = "",
+    patience: Patience,
 ) -> list[Row]:
     """Claim as ``Dialect.claim`` does, within the limits of the lanes' handlers.
 
@@ -112,7 +124,7 @@ def claim_within_limits(
     attempt = partial(
         _one_claim, alias, wanted, limit, worker=worker, lease=lease, columns=columns, among=among
     )
-    end = time.monotonic() + LONGEST_SECONDS
+    end = time.monotonic() + patience.seconds
     in_line: set[LimitKey] = set()
     while True:
         try:
@@ -123,7 +135,8 @@ def claim_within_limits(
             return []
         locked = {one.key for one in found.locked if one.key is not None}
         is_done = not (found.full or locked) or (in_line and not found.full)
-        if rows or is_done or time.monotonic() > end:
+        patience.over = not rows and not is_done and time.monotonic() > end
+        if rows or is_done or patience.over:
             return rows
         in_line = set() if found.full else locked
 

@@ -19,7 +19,7 @@ from ..instants import seconds_to_microseconds
 from . import _lanes
 from ._fence import ID_AND_TOKEN, NO_LEASE
 from ._let_in import fenced_and_let_in
-from ._limits import claim_within_limits, is_limited
+from ._limits import Patience, claim_within_limits, is_limited
 from ._pages import PAGE, is_at_once
 
 logger = logging.getLogger("django_durable_jobs")
@@ -82,18 +82,27 @@ def queued_lanes(alias: str) -> list[Lane]:
 
 
 def claim(
-    alias: str, wanted: Sequence[Lane], *, limit: int, worker: str, lease_seconds: float
+    alias: str,
+    wanted: Sequence[Lane],
+    *,
+    limit: int,
+    worker: str,
+    lease_seconds: float,
+    patience: Patience | None = None,
 ) -> list[ClaimedJob]:
     """Claim up to ``limit`` jobs in the order of CONTRACT 4.1, all or nothing (3.1).
 
     Each gets a new random token, its attempt row and a lease; one execution is used up. A job
     that the database refuses to change (damaged) is passed over for a while; its error is
-    raised only where nothing else could be claimed.
+    raised only where nothing else could be claimed. ``patience`` bounds how long it looks
+    behind jobs whose limits are full; without, it looks behind all of them.
     """
     if limit < 1 or not wanted:
         return []
 
-    attempt = partial(_claim, alias, wanted, worker=worker, lease_seconds=lease_seconds)
+    attempt = partial(
+        _claim, alias, wanted, worker=worker, lease_seconds=lease_seconds, patience=patience
+    )
     began = time.monotonic()
     try:
         return attempt(limit, _left_out(_refused_now(alias)))
@@ -124,9 +133,11 @@ def _claim(
     *,
     worker: str,
     lease_seconds: float,
+    patience: Patience | None = None,
 ) -> list[ClaimedJob]:
-    is_free = not any(map(is_limited, wanted))
-    take = dialect_for(alias).claim if is_free else claim_within_limits
+    take = dialect_for(alias).claim
+    if any(map(is_limited, wanted)):
+        take = partial(claim_within_limits, patience=patience or Patience())
     rows = take(
         alias,
         wanted,

@@ -16,6 +16,7 @@ from ..conf import settings
 from ..dialects import dialect_for
 from ..dialects.base import Lane
 from ..exceptions import LockTimeout
+from ..transitions._limits import Patience
 from ..transitions.claims import ClaimedJob, claim
 from ..transitions.outcomes import FinishReport, Outcome
 from ..words import counted
@@ -46,6 +47,8 @@ from .wakeup import SECOND_LOOK_SECONDS, WakeUp
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
+# Of a claim that only sends jobs to wait, before it says so and can be stopped.
+LONGEST_CLAIM_SECONDS = 1.0
 # A job that has begun meanwhile may be overdue sooner than those known at the last look.
 HARD_LIMIT_SECONDS = 0.5
 
@@ -259,10 +262,11 @@ class Worker:
             limit=capacity,
             worker=self.options.name,
             lease_seconds=settings.LEASE_SECONDS,
+            patience=(patience := Patience(LONGEST_CLAIM_SECONDS)),
         )
         self._claimed += len(jobs)
         self._start(jobs)
-        if len(jobs) == capacity:
+        if len(jobs) == capacity or patience.over:
             return True
         self._lanes.forget()
         return known_before

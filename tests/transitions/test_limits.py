@@ -15,6 +15,7 @@ from django_durable_jobs.dialects.base import JOBS, LimitKey
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.transitions import (
+    _limits,
     blocking,
     claims,
     completion,
@@ -23,7 +24,7 @@ from django_durable_jobs.transitions import (
     recovery,
 )
 from django_durable_jobs.transitions._lanes import lane_of
-from django_durable_jobs.transitions._limits import Candidate, decide
+from django_durable_jobs.transitions._limits import Candidate, Patience, decide
 from django_durable_jobs.transitions.claims import ClaimedJob
 from tests._rows import job_row
 
@@ -49,9 +50,13 @@ def declare(concurrency: int | None = 1, *, name: str = "limits.keyed", **option
     return keyed
 
 
-def claim(limit: int = 10, *, lease: float = 60) -> list[ClaimedJob]:
+def claim(
+    limit: int = 10, *, lease: float = 60, patience: Patience | None = None
+) -> list[ClaimedJob]:
     lanes = claims.queued_lanes("default")
-    return claims.claim("default", lanes, limit=limit, worker="w", lease_seconds=lease)
+    return claims.claim(
+        "default", lanes, limit=limit, worker="w", lease_seconds=lease, patience=patience
+    )
 
 
 def ids(ones: list[ClaimedJob]) -> list[int]:
@@ -144,6 +149,28 @@ def test_a_full_key_hides_no_other_job_however_many_are_ahead():
     assert claim() == []
     assert len(waiting()) == 1500 - 1 + 80 * 2
     check_rows()
+
+
+def test_a_claim_that_was_long_sending_jobs_to_wait_leaves_the_rest_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """And says so; without a bound it looks behind all of them."""
+    monkeypatch.setattr(_limits, "ROUNDS", 1)
+    monkeypatch.setattr(_limits, "SENT_AT_ONCE", 2)
+    keyed = declare()
+    keyed.submit("a")
+    assert len(claim()) == 1
+    behind = [keyed.submit("a").pk for _ in range(10)]
+    free = [keyed.submit(key).pk for key in "bc"]
+    for sent in (2, 4, 6):
+        patience = Patience(-1)
+        assert claim(1, patience=patience) == []
+        assert patience.over and waiting() == behind[:sent]
+    patience = Patience(600)
+    assert ids(claim(1, patience=patience)) == [free[0]]
+    assert not patience.over and waiting() == behind
+    assert claim(1, patience=(last := Patience(-1))) and not last.over
+    assert claim(1, patience=last) == [] and not last.over, "nothing is left"
 
 
 def test_no_key_is_no_limit_and_neither_is_no_number():

@@ -14,7 +14,9 @@ from django.db import transaction
 from django_durable_jobs import FinishEvent, JobContext, job
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
-from django_durable_jobs.transitions import claims
+from django_durable_jobs.testing import drain
+from django_durable_jobs.transitions import _limits, claims
+from django_durable_jobs.worker import loop
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -76,6 +78,30 @@ def test_a_drain_leaves_what_waits_for_another_workers_job(places: Places) -> No
     call_command("runjobs", drain=True, threads=2, verbosity=0)
     assert places.most == 0
     assert Job.objects.get(limit_waiting=True).pk != held.id
+
+
+@pytest.mark.parametrize("kit", [False, True])
+def test_a_drain_finds_what_is_due_behind_however_many_that_must_wait(
+    places: Places, monkeypatch: pytest.MonkeyPatch, kit: bool
+) -> None:
+    """Also where that takes more than one claim of a worker, which ends none too soon."""
+    monkeypatch.setattr(loop, "LONGEST_CLAIM_SECONDS", -1)
+    monkeypatch.setattr(_limits, "ROUNDS", 1)
+    limited = declare(places, "return", number=1)
+
+    @job("limits.behind")
+    def behind(ctx: JobContext) -> None: ...
+
+    limited.submit_many([None] * 30)
+    lanes = claims.queued_lanes("default")
+    assert len(claims.claim("default", lanes, limit=1, worker="other", lease_seconds=600)) == 1
+    last = behind.submit()
+    if kit:
+        assert [attempt.job_id for attempt in drain()] == [last.pk]
+    else:
+        call_command("runjobs", drain=True, threads=2, verbosity=0)
+    assert Job.objects.get(pk=last.pk).status == "succeeded"
+    assert Job.objects.filter(limit_waiting=True).count() == 29
 
 
 def test_one_pass_claims_once(places: Places) -> None:
