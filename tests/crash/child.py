@@ -49,14 +49,8 @@ LIFE_SECONDS = 300
 MOST_STATEMENTS = 600
 SURVIVORS = 2
 RESTARTS = 4
-# A slow machine lets handlers pass their timeout, and their slots are lost.
-DRAINS = 12
-# And it may keep a life from its move, such as a renewal in time.
-TRIES = 10
 STEP = {"again": 5}
 LOCK = 4711
-# The worker's exit code where a handler did not end within its grace, as on a slow machine.
-GAVE_UP = 4
 EVERY_STATEMENT = bool(os.environ.get("CRASH_EVERY_STATEMENT"))
 WRITES = re.compile(r"\bINSERT\b|\bDELETE\b|(?<!FOR )\bUPDATE\b")
 # Enough for whatever a machine under load loses, and few enough to run out of.
@@ -330,23 +324,10 @@ def live(kind: str, death: Death) -> dict[str, Any]:
     }
 
 
-def live_to_the_move(death: Death) -> dict[str, Any]:
-    """Live again until the move has come, and the death with it."""
-    for _ in range(TRIES):
-        empty_tables()
-        record = live("moves", death)
-        if record["exits"][-1] == -signal.SIGKILL:
-            break
-    return record
-
-
 def drained() -> dict[str, Any]:
-    """Drain with clean workers: with one, unless a handler came too late to be waited for."""
-    exits: list[int] = []
-    while not exits or (exits[-1] == GAVE_UP and len(exits) < DRAINS):
-        end_leases()
-        exits.append(ended(forked(lambda: run_worker(None))))
-    return {"drained_exits": exits, "ended": tables()}
+    """Drain with a clean worker."""
+    end_leases()
+    return {"drained_exit": ended(forked(lambda: run_worker(None))), "ended": tables()}
 
 
 def wait_for_sessions() -> None:
@@ -590,9 +571,8 @@ class Lives:
             return
         if self._kind == "moves":
             for texts in MOVES.values():
-                for when in ("before", "after"):
-                    death = Death(when=when, number=0, note=self._note(), texts=texts)
-                    yield self._life(None, partial(live_to_the_move, death))
+                yield self._mortal(None, 0, "before", texts)
+                yield self._mortal(None, 0, "after", texts)
             return
         when = "before" if self._kind == "before" else "after"
         if self._kind == "again":
@@ -608,12 +588,12 @@ class Lives:
             if all(self._survived[thread] >= SURVIVORS for thread in self._threads):
                 return
 
-    def _mortal(self, thread: str | None, number: int, when: str) -> Life:
-        death = Death(when=when, number=number, note=self._note(), thread=thread)
+    def _mortal(
+        self, thread: str | None, number: int, when: str, texts: tuple[str, ...] = ()
+    ) -> Life:
+        note = self._folder / f"{self._place}.note"
+        death = Death(when=when, number=number, note=note, thread=thread, texts=texts)
         return self._life(thread, partial(live, self._kind, death))
-
-    def _note(self) -> Path:
-        return self._folder / f"{self._place}.note"
 
     def _life(self, thread: str | None, work: Callable[[], dict[str, Any]]) -> Life:
         self._place += 1

@@ -29,7 +29,7 @@ from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.on_finish import finish_announced
-from tests.racing import LIMIT, Signal, barrier, held, racing
+from tests.racing import PATIENT, Signal, barrier, held, racing
 from tests.testapp.models import Business
 from tests.transitions.live import (
     HANDLER,
@@ -54,8 +54,8 @@ def tell(event: FinishEvent) -> None:
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
-    patient = {"LOCK_TIMEOUT_SECONDS": LIMIT, "LEASE_SECONDS": 10 * LIMIT}
-    with registry.temporary(), override_settings(DURABLE_JOBS=patient):
+    lasting = {**PATIENT, "LEASE_SECONDS": 2 * LEASE}
+    with registry.temporary(), override_settings(DURABLE_JOBS=lasting):
         declared(HANDLER, on_finish=tell)(lambda ctx: None)
         yield
     check_rows()
@@ -102,7 +102,7 @@ def recover_all() -> int:
     return recovery.recover_expired("default")
 
 
-def renew(one: ClaimedJob, *, lease: float = 600) -> Callable[[], set[str]]:
+def renew(one: ClaimedJob, *, lease: float = LEASE) -> Callable[[], set[str]]:
     return lambda: leases.renew("default", holders([one]), lease_seconds=lease)
 
 

@@ -21,7 +21,7 @@ from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.transitions import _let_in, _limits, claims, outcomes
 from django_durable_jobs.transitions.claims import ClaimedJob
-from tests.racing import LIMIT, held, racing, together
+from tests.racing import LIMIT, PATIENT, held, racing, together
 from tests.transitions.live import check_rows, done
 
 from .paused import paused
@@ -36,7 +36,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
     monkeypatch.setattr(_limits, "LINE_SECONDS", LIMIT)
     monkeypatch.setattr(_let_in, "LINE_SECONDS", LIMIT)
-    with registry.temporary(), override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": LIMIT}):
+    with registry.temporary(), override_settings(DURABLE_JOBS=PATIENT):
         yield
     check_rows()
 

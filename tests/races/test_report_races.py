@@ -21,7 +21,7 @@ from django_durable_jobs.testing import FakeClock
 from django_durable_jobs.transitions import leases, outcomes, recovery
 from django_durable_jobs.transitions.claims import ClaimedJob
 from django_durable_jobs.worker.execution import context_for
-from tests.racing import LIMIT, held, racing
+from tests.racing import PATIENT, held, racing
 from tests.transitions.live import (
     LEASE,
     check_rows,
@@ -48,7 +48,7 @@ each_report = pytest.mark.parametrize("name", REPORTS)
 @pytest.fixture(autouse=True)
 def _environment() -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
-    with override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": LIMIT}):
+    with override_settings(DURABLE_JOBS=PATIENT):
         yield
     check_rows()
 

@@ -17,7 +17,7 @@ from django_durable_jobs import IdentityConflict, doors
 from django_durable_jobs.dialects import dialect_for
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
-from tests.racing import LIMIT, barrier, held, racing, together
+from tests.racing import PATIENT, barrier, held, racing, together
 from tests.submission.handlers import HANDLERS, order
 from tests.testapp.models import Business
 
@@ -30,7 +30,7 @@ only_postgres = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     # Slow machines: what is tested here is who wins, not how long it may take.
-    with registry.temporary(), override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": LIMIT}):
+    with registry.temporary(), override_settings(DURABLE_JOBS=PATIENT):
         for handler in HANDLERS:
             registry.register(handler)
         yield

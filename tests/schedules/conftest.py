@@ -11,7 +11,7 @@ from django_durable_jobs.handlers import registry as handlers
 from django_durable_jobs.schedules import passes
 from django_durable_jobs.schedules.declaration import registry
 from django_durable_jobs.testing import FakeClock
-from tests.racing import LIMIT
+from tests.racing import PATIENT
 
 from .support import START
 
@@ -28,7 +28,7 @@ def own_declarations() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _patience(settings: Any) -> None:
     """Slow machines: nobody gives up on a lock, but where a test wants it."""
-    settings.DURABLE_JOBS = {"LOCK_TIMEOUT_SECONDS": LIMIT}
+    settings.DURABLE_JOBS = PATIENT
 
 
 @pytest.fixture

@@ -209,7 +209,7 @@ ZONES = [zone for zone, _ in CHANGES] + ["UTC", "Asia/Kathmandu", "Pacific/Kirit
 
 
 @given(crons(), st.sampled_from(CHANGES), st.integers(-2880, 2880), st.integers(0, 1440))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @example(cron("0-59/7 0-23 * * *"), ("Pacific/Apia", "2011-12-30T10:00"), -1440, 1440)
 def test_any_cron_near_any_change(
     written: Cron, where: tuple[str, str], shift: int, length: int
@@ -229,7 +229,7 @@ def test_any_cron_near_any_change(
 
 
 @given(crons(), st.sampled_from(ZONES), st.integers(-(10**6), 10**8))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_both_directions_agree_far_away(written: Cron, zone: str, start: int) -> None:
     """Whatever rests in between: months, or years until a leap day."""
     try:
@@ -262,7 +262,7 @@ def test_the_ends_of_the_calendar_are_no_error(text: str, zone: str) -> None:
 
 
 @given(crons(), st.sampled_from(ZONES), st.integers(-(10**9), 4 * 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_step_is_bounded_in_time_and_memory(written: Cron, zone: str, start: int) -> None:
     try:
         timetable = table(written.text, ZoneInfo(zone))

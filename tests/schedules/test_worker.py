@@ -24,7 +24,7 @@ from django_durable_jobs.worker.loop import Worker
 from django_durable_jobs.worker.options import build_options
 from django_durable_jobs.worker.scheduling import Scheduling
 from tests._processes import ROOT
-from tests.racing import LIMIT, observer
+from tests.racing import PATIENT, observer
 from tests.worker.support import PATIENCE, QUICK, Background, Process, environment_with, until
 
 from .oracle import MINUTE, utc
@@ -37,7 +37,7 @@ Serve = Callable[..., Worker]
 @pytest.fixture
 def serve(settings: Any) -> Iterator[Serve]:
     """Start a worker in this process; all are stopped at the end."""
-    settings.DURABLE_JOBS = {"POLL_SECONDS": 0.05, "LOCK_TIMEOUT_SECONDS": LIMIT}
+    settings.DURABLE_JOBS = {**PATIENT, "POLL_SECONDS": 0.05}
     started: list[tuple[Worker, Background]] = []
 
     def start(**options: Any) -> Worker:

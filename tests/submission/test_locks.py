@@ -14,7 +14,7 @@ from django_durable_jobs import LockTimeout, doors
 from django_durable_jobs.dialects import dialect_for
 from django_durable_jobs.dialects._writer import writers
 from django_durable_jobs.models import Job
-from tests.racing import LIMIT, Signal, another_alias, held, racing
+from tests.racing import LIMIT, PATIENT, Signal, another_alias, held, racing
 
 from .handlers import order
 
@@ -88,7 +88,7 @@ def test_our_own_transaction_waits_a_bounded_time(door: str, using: str) -> None
 @own_doors
 def test_a_success_leaves_the_sessions_setting_alone(door: str, using: str) -> None:
     before = wait_setting(using)
-    with override_settings(DURABLE_JOBS={"LOCK_TIMEOUT_SECONDS": LIMIT}):
+    with override_settings(DURABLE_JOBS=PATIENT):
         for _ in range(2):  # a new job, and a repeat of it
             OWN[door](order("a"), using)
             assert wait_setting(using) == before

@@ -73,11 +73,10 @@ def _small_results(durable_jobs: Callable[..., None]) -> None:
 
 
 @settings(
-    deadline=None,
     max_examples=5,
     # A shorter example would cost minutes, and says no more.
     phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(texts, min_size=10, max_size=15))
 def test_any_text_in_any_field_ends_the_attempt_in_one_pass(given_texts: list[str]) -> None:

@@ -79,10 +79,9 @@ def handler_of(number: int, hint: Any) -> Handler[..., Any]:
 
 
 @settings(
-    deadline=None,
     max_examples=5,
     phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(rows, min_size=30, max_size=60))
 def test_any_bytes_in_the_payload_are_run_or_blocked(given_rows: list[Any]) -> None:

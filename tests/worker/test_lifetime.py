@@ -151,9 +151,11 @@ def test_new_code_is_taken_up_once_the_running_job_has_ended(
     gate.open("running")
     until(lambda: "SyntaxError" in worker.output(), "the error to be shown")
     assert fresh(running).status == "succeeded"
-    code.write_text(CODE.format(version=2))
-    # Who looks while the file is being written starts once more.
-    until(lambda: worker.output().count("Worker ") >= 2, "the new start")
+    # At once: who looked while the file is being written would start once more.
+    new = code.with_suffix(".new")
+    new.write_text(CODE.format(version=2))
+    new.replace(code)
+    until(lambda: worker.output().count("Worker ") == 2, "the new start")
     worker.send()
     assert worker.ends() == 0, worker.output()
     assert len(attempts(running)) == 1

@@ -158,10 +158,10 @@ def test_a_pause_of_the_whole_machine_is_nobodys_silence(
     os.killpg(supervisor.popen.pid, signal.SIGCONT)
     alone = time.monotonic() - began
     time.sleep(0.5)
-    # Where this test itself stood still in between, their silence was a real one.
-    if alone < 3:
-        assert supervisor.started(2) == pids
-        assert [is_alive(pid) for pid in pids] == [True, True]
+    if alone > 3:
+        pytest.skip("this test stood still itself: its children's silence was a real one")
+    assert supervisor.started(2) == pids
+    assert [is_alive(pid) for pid in pids] == [True, True]
     supervisor.popen.terminate()
     assert supervisor.ends() == 0, supervisor.output()
 
