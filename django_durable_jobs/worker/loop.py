@@ -39,7 +39,7 @@ from .passes import Serving, own_capabilities, run_passes
 from .presence import Presence
 from .pulse import Pulse
 from .scheduling import Scheduling
-from .shutdown import LAST_SECONDS, Shutdown
+from .shutdown import END_SECONDS, LAST_SECONDS, Shutdown
 from .slots import Slots
 from .stalls import Watched, longest_answer, longest_pass
 from .supervised import Loop, backoff, is_transient, stop_all
@@ -164,7 +164,7 @@ class Worker:
             return code
         finally:
             # Threads that are left behind may hold what ours wait for.
-            patience = LAST_SECONDS if code == GAVE_UP else 5.0
+            patience = LAST_SECONDS if code == GAVE_UP else END_SECONDS
             stop_all(self._loops, patience)
             self._call.stop()
             self._presence.leave(patience=patience)

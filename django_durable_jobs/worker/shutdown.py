@@ -26,7 +26,9 @@ logger = logging.getLogger("django_durable_jobs.worker")
 SHORTEST_WAIT_SECONDS = 0.1
 # Results wait so long for a database that is away or busy.
 RESULTS_SECONDS = 30.0
-# What else is waited for once it is known that threads are left behind.
+# Threads that have only to end, and what else is waited for once it is known that some are left
+# behind.
+END_SECONDS = 5.0
 LAST_SECONDS = 0.5
 # Whatever comes without a nudge is seen by then.
 LOOK_SECONDS = 0.25
@@ -70,9 +72,11 @@ class Shutdown:
         if stuck and self._owns_process:
             with self._watched.waiting():
                 end_stuck(self._alias, stuck, self._ends.put_elsewhere, until=end)
-        written = self._ends.stop(max(LAST_SECONDS, end - time.monotonic()))
+        some_left = bool(stuck or self._hard_limit.lost_slots)
+        shortest = LAST_SECONDS if some_left else END_SECONDS
+        written = self._ends.stop(max(shortest, end - time.monotonic()))
         in_time = written and not stuck and not self._hard_limit.lost_slots
-        self._slots.stop(timeout=5.0 if in_time else 0.1)
+        self._slots.stop(timeout=END_SECONDS if in_time else 0.1)
         return in_time
 
     def _stop_handlers(self) -> None:

@@ -15,8 +15,9 @@ from django_durable_jobs.exceptions import JobCancelled, LeaseLost, LockTimeout
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
 from django_durable_jobs.transitions.claims import claim, queued_lanes
-from django_durable_jobs.worker import finisher, heartbeat, loop, shutdown
+from django_durable_jobs.worker import finisher, heartbeat, loop
 from django_durable_jobs.worker.execution import context_for
+from django_durable_jobs.worker.finisher import Finisher
 from django_durable_jobs.worker.heartbeat import Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.loop import Worker
@@ -41,11 +42,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def serve(
-    durable_jobs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Serving]]:
-    # None of its threads is left behind, however slowly they end.
-    monkeypatch.setattr(shutdown, "LAST_SECONDS", PATIENCE)
+def serve(durable_jobs: Callable[..., None]) -> Iterator[Callable[..., Serving]]:
     started: list[Serving] = []
 
     def start(*, threads: int = 1, **keys: Any) -> Serving:
@@ -227,6 +224,23 @@ def test_the_finisher_survives_a_fault_of_its_own(
     until(lambda: fresh(first).status == "succeeded")
     second = noop.submit()
     until(lambda: fresh(second).status == "succeeded")
+
+
+def test_a_finisher_that_is_slow_to_end_is_not_left_behind(
+    noop: Handler[..., Any], serve: Callable[..., Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing is stuck the exit code is 0, however short waits for locks are (4.7)."""
+    write_all = Finisher._write_all
+
+    def write_all_slowly(self: Finisher) -> None:
+        write_all(self)
+        time.sleep(1)
+
+    monkeypatch.setattr(Finisher, "_write_all", write_all_slowly)
+    serving = serve(LOCK_TIMEOUT_SECONDS=0.1)
+    one = noop.submit()
+    until(lambda: fresh(one).status == "succeeded")
+    assert serving.stop() == 0
 
 
 # Two attempts of one job in one process ------------------------------------------------------
