@@ -44,6 +44,7 @@ $(VENV)/.stamp: pyproject.toml requirements/constraints.txt requirements/django$
 at_once = log=$$(mktemp); status=0; \
 	$(2) >$$log 2>&1 & other=$$!; \
 	$(1) || status=$$?; \
+	! kill -0 $$other 2>/dev/null || echo "(the other one still runs; its output follows)"; \
 	wait $$other || status=$$?; \
 	cat $$log; rm -f $$log; exit $$status
 

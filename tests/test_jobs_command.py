@@ -131,6 +131,20 @@ def test_show_tells_all_of_a_job_by_number_or_identity() -> None:
     assert answer("show", "0", "--scope=")["id"] == digits.pk
 
 
+def test_show_tells_why_each_attempt_failed_and_the_newest_traceback() -> None:
+    """Also of a job that was queued again since, and so has none of its own."""
+    job = saved(attempt_count=2)
+    for number, category in enumerate(("timeout", "handler_error"), 1):
+        told = {"error_category": category, "error_traceback": f"Traceback of {number}:\n  line"}
+        ended = {"status": "failed", "outcome": "raised", "finished_at": START}
+        attempt_row(job, number=number, token=f"{number}" * 32, **ended, **told).save()
+    lines = run("show", str(job.pk))[1].splitlines()
+    first, second = (lines.index(f"attempt {number}: failed, raised") for number in (1, 2))
+    assert any("timeout" in line for line in lines[first:second])
+    assert any("handler_error" in line for line in lines[second:])
+    assert lines[-2:] == ["Traceback of 2:", "  line"] and "Traceback of 1:" not in lines
+
+
 def test_show_names_the_limit_that_a_job_waits_under_and_who_holds_its_places() -> None:
     token = "c" * 32
     held = saved(job_id="held", concurrency_key="k", status="running", lease_token=token)

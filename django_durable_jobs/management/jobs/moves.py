@@ -68,10 +68,10 @@ def _job_lines(jobs: list[dict[str, Any]]) -> list[str]:
 
 
 def _list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--status", choices=states.JOB_STATUSES)
-    parser.add_argument("--queue")
-    parser.add_argument("--handler")
-    parser.add_argument("--scope")
+    parser.add_argument("--status", choices=states.JOB_STATUSES, help="Only jobs in this status.")
+    parser.add_argument("--queue", help="Only jobs of this queue.")
+    parser.add_argument("--handler", help="Only jobs of this handler, by its whole name.")
+    parser.add_argument("--scope", help="Only jobs of this scope.")
     parser.add_argument(
         "--after", metavar="CURSOR", help="The next page, as the last one names it."
     )
@@ -97,20 +97,32 @@ def _show(alias: str, options: Options) -> dict[str, Any]:
     }
 
 
+_OF_ATTEMPTS = (
+    "worker",
+    "token",
+    "started_at",
+    "finished_at",
+    "progress",
+    "error_category",
+    "error_summary",
+)
+
+
 def _show_lines(found: dict[str, Any]) -> Iterable[str]:
     yield from found["standing"]
     yield ""
-    # The limit is told by the sentences of a job that waits at it.
+    # The limit is told by the sentences of a job that waits at it, the traceback by an attempt.
     apart = ("standing", "attempts", "limit", "error_traceback")
     rows = [[name, str(value)] for name, value in found.items() if name not in apart]
     yield from table([row for row in rows if row[1] not in ("", "None")])
-    yield from (found["error_traceback"] or "").splitlines()
+    newest = max((one["number"] for one in found["attempts"] if one["error_traceback"]), default=0)
     for one in found["attempts"]:
         yield ""
         yield f"attempt {one['number']}: {one['status']}, {one['outcome'] or 'no outcome yet'}"
-        shown_names = ("worker", "token", "started_at", "finished_at", "error_summary")
-        rows = [[f"  {name}", str(one[name])] for name in shown_names if one[name] is not None]
+        rows = [[f"  {name}", str(one[name])] for name in _OF_ATTEMPTS if one[name] is not None]
         yield from table(rows)
+        if one["number"] == newest:
+            yield from one["error_traceback"].splitlines()
 
 
 def _found(alias: str, key: str, scope: str | None) -> Job:
