@@ -87,7 +87,7 @@ LETS_IN = f"{LIMITS}::test_what_ends_an_attempt_lets_in_the_next"
 AS_MANY = f"{LIMITS}::test_as_many_are_let_in_as_places_are_freed"
 PASSES_ON = f"{LIMITS}::test_who_was_let_in_and_leaves_passes_its_turn_on"
 WHERE_FREE = f"{LET_IN}::test_where_a_place_is_free_and_nobody_comes_the_next_are_let_in"
-OWN_QUEUE = f"{LET_IN}::test_who_frees_a_place_lets_in_its_own_queue_where_nobody_takes_the_next"
+WHOM_IT_SERVES = f"{LET_IN}::test_who_frees_a_place_lets_in_whom_it_serves"
 NOBODY_TAKES = f"{LET_IN}::test_jobs_that_nobody_takes_do_not_keep_out_those_behind_them"
 DOOMS_COMPLETION = f"{ON_FINISH}::test_an_error_in_complete_rolls_the_handlers_transaction_back"
 
@@ -296,9 +296,9 @@ BOTH = [
          "        pass_on(alias, moved)\n", "", PASSES_ON),
     _one("a turn passed on by exhaustion", "transitions/maintenance.py",
          "        pass_on(alias, moved)\n", "", PASSES_ON),
-    _one("the queue that is served", "transitions/_let_in.py",
+    _one("those who were let in and are not taken", "transitions/_let_in.py",
          "    untaken = _untaken(alias, freed, by)\n", "    untaken: list[LimitKey] = []\n",
-         OWN_QUEUE),
+         WHOM_IT_SERVES),
     _one("who is on the way", "transitions/limits.py", "= left - come", "= left",
          WHERE_FREE),
     _one("who is on the way, in our queues", "transitions/limits.py", "elif left > ours_come:",

@@ -64,22 +64,22 @@ def pass_on(alias: str, ids: Sequence[int]) -> None:
         return
     dialect = dialect_for(alias)
     given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
-    names = ("j.handler", "j.concurrency_key", "j.queue")
+    names = ("j.handler", "j.concurrency_key")
     sql = (
         f"SELECT {', '.join(map(dialect.undecoded, names))}, count(*) FROM {JOBS} j"
         " WHERE j.concurrency_key IS NOT NULL"
         f" AND j.id IN (SELECT g.id FROM ({given}) AS g) GROUP BY {', '.join(names)}"
     )
-    freed: dict[LimitKey, dict[str, int]] = {}
+    freed: dict[LimitKey, int] = {}
     for *texts, places in dialect.fetch(alias, sql, params):
-        handler, key, queue = map(decode_text, texts)
-        if handler is not None and key is not None and queue is not None:
-            freed.setdefault(LimitKey(handler, key), {})[queue] = int(places)
+        handler, key = map(decode_text, texts)
+        if handler is not None and key is not None:
+            freed[LimitKey(handler, key)] = int(places)
     let_in(alias, freed, ids)
 
 
-# How many places of each key were freed by jobs of each queue.
-Freed = Mapping[LimitKey, Mapping[str, int]]
+# How many places of each key were freed.
+Freed = Mapping[LimitKey, int]
 
 
 def let_in(alias: str, freed: Freed, by: Sequence[int]) -> None:
@@ -92,7 +92,7 @@ def let_in(alias: str, freed: Freed, by: Sequence[int]) -> None:
     if not freed:
         return
     held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
-    _let_in_instead(alias, {key: freed[key] for key in held}, by)
+    _let_in_those_to_come(alias, {key: freed[key] for key in held}, by)
     missed = {key: places for key, places in freed.items() if key not in held}
     # (With autocommit off nobody tells us of the commit: then the next pass does it.)
     if missed and connections[alias].in_atomic_block:
@@ -107,23 +107,20 @@ def _let_in_later(alias: str, missed: Freed, by: Sequence[int]) -> None:
         while some := list(islice(keys, KEYS_AT_ONCE)):
             with dialect.own(alias, lock_timeout=LINE_SECONDS):
                 dialect.wait_for_keys(alias, some)
-                _let_in_instead(alias, {key: missed[key] for key in some}, by)
+                _let_in_those_to_come(alias, {key: missed[key] for key in some}, by)
     except (Error, LockTimeout) as error:
         logger.debug("jobs are let in by the next pass: %s", type(error).__name__)
 
 
-def _let_in_instead(alias: str, freed: Freed, by: Sequence[int]) -> None:
-    """Let in the next of each key; where none of those let in before is taken, of a queue.
+def _let_in_those_to_come(alias: str, freed: Freed, by: Sequence[int]) -> None:
+    """Let in the next of each key, unless none of those let in before is taken.
 
     As many as the limit are there still: their queues are paused, or whoever serves them is busy
-    or away. The queue in which a place was freed is served: its jobs do not wait for the others'.
+    or away. A worker that has freed a place sees to those whom it serves itself
+    (``limits.let_in_of``).
     """
     untaken = _untaken(alias, freed, by)
-    let_in_next(alias, {key: sum(freed[key].values()) for key in freed if key not in untaken})
-    values = [(*key, number, queue) for key in untaken for queue, number in freed[key].items()]
-    if values:
-        columns = {**PLACES, "queue": "text"}
-        let_in_those(alias, columns, values, f"{WAITS} AND j.queue = g.queue", {})
+    let_in_next(alias, {key: places for key, places in freed.items() if key not in untaken})
 
 
 def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[LimitKey]:
@@ -144,11 +141,12 @@ def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[Li
     return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
 
 
-def on_the_way(alias: str) -> str:
+def on_the_way(alias: str, columns: str = "1") -> str:
     """Select the jobs of a key ``g`` that were let in and that a claim could take now."""
     return (
-        f"SELECT 1 FROM {JOBS} j WHERE j.status = '{states.QUEUED}' AND j.handler = g.handler"
-        f" AND j.concurrency_key = g.key AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
+        f"SELECT {columns} FROM {JOBS} j WHERE j.status = '{states.QUEUED}'"
+        f" AND j.handler = g.handler AND j.concurrency_key = g.key"
+        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
         f" AND j.run_at <= {dialect_for(alias).now()} AND j.cancel_requested_at IS NULL"
         " AND j.attempt_count < j.max_attempts + j.granted_attempts"
     )

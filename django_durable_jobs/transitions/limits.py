@@ -25,6 +25,12 @@ from .workers import Capability, live_capabilities
 # So many keys a pass looks at, and so many jobs it lets in of a key without a limit.
 KEYS = 200
 UNLIMITED = PAGE
+# How often one transaction looks whether those whom it let in can come.
+ROUNDS = 8
+# Among so many on the way to a key those are counted whom we serve.
+LOOK_AT = 64
+
+LANE_COLUMNS = "j.queue, j.handler, j.handler_version, j.fingerprint"
 
 _KEY = ("handler", "concurrency_key")
 # A job ``n`` that waits for a place, as its index has it.
@@ -78,7 +84,7 @@ def let_in_free(alias: str, serves: Serves, *, whole: bool = False) -> int:
         after = found[-1][0] if len(found) == KEYS else None
         keys = [LimitKey(*texts) for _, *texts in found if None not in texts]
         if keys:
-            total += dialect_for(alias).retried(partial(_let_in_of, alias, keys, serves))
+            total += let_in_of(alias, keys, serves)
         if after is None or not whole:
             break
     _looked_at[alias] = after
@@ -107,18 +113,35 @@ def _waiting_keys(alias: str, after: int | None) -> list[tuple[Any, ...]]:
     return [(row[0], *map(decode_text, row[1:])) for row in dialect.fetch(alias, sql)]
 
 
-def _let_in_of(alias: str, keys: Sequence[LimitKey], serves: Serves) -> int:
+def let_in_of(alias: str, keys: Sequence[LimitKey], serves: Serves) -> int:
+    """Let in those of some keys for whom a place is free, and of whom we serve for each place.
+
+    So a job that nobody takes, as its queue is paused or its worker busy, holds up no other
+    worker. Gives how many.
+    """
     ours, params = _served(alias, keys, serves)
     # Looked at without a lock first: as a rule nothing is free, and nothing is to be written.
     if not _free(alias, keys, ours, params):
         return 0
+    return dialect_for(alias).retried(partial(_let_in_rounds, alias, keys, ours, params))
+
+
+def _let_in_rounds(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any]) -> int:
+    """Let in the next of all; where those cannot come, or not to us, others in further rounds."""
+    total = 0
     with dialect_for(alias).own(alias):
-        free = _free(alias, keys, ours, params)
-        moved = let_in_next(alias, free.next)
-        if free.ours:
-            values = [(*key, places) for key, places in free.ours.items()]
-            moved += let_in_those(alias, PLACES, values, f"{WAITS} AND {ours}", params)
-    return moved
+        for _ in range(ROUNDS):
+            free = _free(alias, keys, ours, params)
+            moved = let_in_next(alias, free.next)
+            if free.ours:
+                values = [(*key, places) for key, places in free.ours.items()]
+                moved += let_in_those(
+                    alias, PLACES, values, f"{WAITS} AND {ours.format(job='j')}", params
+                )
+            if not moved:
+                break
+            total += moved
+    return total
 
 
 def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any]) -> _Free:
@@ -135,13 +158,15 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     dialect = dialect_for(alias)
     given, given_params = dialect.rows(KEY_COLUMNS, list(numbers))
     of_key = "j.handler = g.handler AND j.concurrency_key = g.key"
-    coming = on_the_way(alias)
     most = max(numbers.values())
+    coming = f"{on_the_way(alias)} LIMIT {most}"
+    some_coming = f"{on_the_way(alias, LANE_COLUMNS)} LIMIT {max(most, LOOK_AT)}"
     sql = (
         "SELECT g.handler, g.key,"
         f" (SELECT count(*) FROM {JOBS} j WHERE j.status = '{states.RUNNING}' AND {of_key}),"
-        f" (SELECT count(*) FROM ({coming} LIMIT {most}) AS c),"
-        f" (SELECT count(*) FROM ({coming} AND {ours} LIMIT {most}) AS c) FROM ({given}) AS g"
+        f" (SELECT count(*) FROM ({coming}) AS c),"
+        f" (SELECT count(*) FROM ({some_coming}) AS c WHERE {ours.format(job='c')})"
+        f" FROM ({given}) AS g"
     )
     for handler, name, runs, come, ours_come in dialect.fetch(alias, sql, params | given_params):
         key = LimitKey(handler, name)
@@ -174,16 +199,16 @@ def _is_known(name: str) -> bool:
 
 
 def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, dict[str, Any]]:
-    """Give the condition that a job ``j`` of these keys is served, and its parameters."""
+    """Give the condition that a ``{job}`` of these keys is served, and its parameters."""
     dialect = dialect_for(alias)
     names = {key.handler for key in keys}
     columns = {"handler": "text", "version": "integer", "fingerprint": "text"}
     code = sorted(one for one in serves.handlers if one[0] in names)
     given, params = dialect.rows(columns, code, name="code")
     conditions = [
-        "(j.handler, j.handler_version, j.fingerprint) IN"
+        "({job}.handler, {job}.handler_version, {job}.fingerprint) IN"
         f" (SELECT c.handler, c.version, c.fingerprint FROM ({given}) AS c)",
-        f"j.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
+        f"{{job}}.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
     ]
     for name, queues, word in (
         ("served", serves.queues, "IN"),
@@ -192,6 +217,6 @@ def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, 
         if queues is not None:
             values = [(queue,) for queue in sorted(queues)]
             given, more = dialect.rows({"queue": "text"}, values, name=name)
-            conditions.append(f"j.queue {word} (SELECT q.queue FROM ({given}) AS q)")
+            conditions.append(f"{{job}}.queue {word} (SELECT q.queue FROM ({given}) AS q)")
             params |= more
     return " AND ".join(conditions), params

@@ -27,6 +27,7 @@ from .chores import Chores
 from .described import log_timeout
 from .ends import Ends
 from .execution import Dispatch, context_for, execute, prepare
+from .freed import FreedPlaces
 from .heartbeat import Heartbeat
 from .held import Held, HeldJobs
 from .lanes import FRESH_SECONDS, RunnableLanes
@@ -101,6 +102,7 @@ class Worker:
         self._watched = Watched("the claim loop", self._alias, longest)
         self._chores = Chores(self._alias, self._make_passes, self._find)
         self._held = HeldJobs()
+        self._freed = FreedPlaces(self._alias, self._serving)
         self._call = Caller()
         self._slots = Slots(options.threads, self._run_job, freed=self._nudge)
         self._ends = Ends(self._alias, self._settle)
@@ -255,6 +257,7 @@ class Worker:
         capacity = self._capacity()
         if not capacity:
             return True
+        self._freed.let_in()
         known_before = self._lanes.is_fresh()
         jobs = claim(
             self._alias,
@@ -374,8 +377,13 @@ class Worker:
 
     def _forget(self, held: Held) -> None:
         """Leave a job to its lease."""
-        self._held.remove([held.job.token])
+        self._remove([held.job.token])
         self._nudge()
+
+    def _remove(self, tokens: list[str]) -> dict[str, Held]:
+        held = self._held.remove(tokens)
+        self._freed.add(one.job for one in held.values())
+        return held
 
     def _outcome_of(self, held: Held) -> Outcome | None:
         """Run the handler; None where there is no end to write, or it is written already."""
@@ -396,7 +404,7 @@ class Worker:
 
     def _settle(self, ended: list[Outcome], report: FinishReport) -> None:
         """Let go of the jobs whose end is written, or that are not ours any more."""
-        held = self._held.remove([outcome.token for outcome in ended])
+        held = self._remove([outcome.token for outcome in ended])
         self.finished += len(report.written)
         log_group(held, ended, report)
         self._chores.notice_retries(ended, report)

@@ -287,7 +287,7 @@ class Oracle:
     def _let_in(self, freed: Iterable[Job]) -> None:
         """One of its key for each of these jobs (3.12).
 
-        Where one for each place was let in before and nobody has taken it, one of the same queue.
+        Where one for each place was let in before and nobody has taken it, none.
         """
         by_key: dict[Any, list[Job]] = {}
         for job in freed:
@@ -295,12 +295,7 @@ class Oracle:
         for key, moved in by_key.items():
             of_key = [one for one in self.jobs if one.limit_key == key]
             untaken = sum(map(self._can_start, (one for one in of_key if one not in moved)))
-            if key is not None and untaken >= self.limits[key[0]]:
-                for job in moved:
-                    self._let_in_next(
-                        [one for one in of_key if one.lane.queue == job.lane.queue], 1
-                    )
-            else:
+            if key is None or untaken < self.limits[key[0]]:
                 self._let_in_next(of_key, len(moved))
 
     def _let_in_next(self, jobs: Iterable[Job], places: int) -> None:
@@ -309,7 +304,7 @@ class Oracle:
             one.limit_waiting = False
 
     def let_in_free(self) -> None:
-        """The pass: where places are free and nobody is on the way, in all queues, then ours."""
+        """The pass: where places are free and nobody is on the way, in all queues, and in ours."""
         running = self._running()
         for key in {job.limit_key for job in self.jobs if job.limit_waiting}:
             assert key is not None
@@ -317,10 +312,10 @@ class Oracle:
             ours = [job for job in of_key if job.lane.queue not in self.paused]
             left = self.limits[key[0]] - running[key]
             for group in (of_key, ours):
-                places = left - sum(map(self._can_start, group))
-                if places > 0:
+                while (places := left - sum(map(self._can_start, group))) > 0 and any(
+                    one.limit_waiting for one in group
+                ):
                     self._let_in_next(group, places)
-                    break
 
     def claimed(self, number: int, token: str, worker: str, lease: timedelta) -> None:
         job = self.jobs[number]

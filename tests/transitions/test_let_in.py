@@ -10,6 +10,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from django_durable_jobs import JobSubmission, states
+from django_durable_jobs.dialects.base import LimitKey
 from django_durable_jobs.exceptions import InvalidTransition
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job, QueuePause
@@ -95,30 +96,43 @@ def test_jobs_that_nobody_takes_do_not_keep_out_those_behind_them(where):
     }.get(where, {})
     mine = {one for one in own_capabilities() if where != "other code" or one[1] == 1}
     serves = Serving(handlers=frozenset(mine), **queues)
-    assert limits.let_in_free("default", serves) == 2
-    assert limits.let_in_free("default", serves) == 2
+    assert limits.let_in_free("default", serves) == 4
     assert limits.let_in_free("default", serves) == 0
     assert waiting() == [one.pk for one in (*ahead[2:], behind[2])]
 
 
-def test_who_frees_a_place_lets_in_its_own_queue_where_nobody_takes_the_next():
+def test_who_frees_a_place_lets_in_whom_it_serves():
     """Else each of its jobs would wait for a pass: the next is of a queue that nobody serves."""
+    key = LimitKey("limits.keyed", "a")
     keyed = declare(1)
     ahead = [keyed.submit("a", queue="elsewhere", priority=9) for _ in range(3)]
     behind = [keyed.submit("a") for _ in range(4)]
     stuck(*ahead, *behind)
     serves = serving(queues=("default",))
-    assert limits.let_in_free("default", serves) == 1, "the next of all"
-    assert limits.let_in_free("default", serves) == 1, "whom nobody has taken: one of ours"
+    assert limits.let_in_free("default", serves) == 2, "the next of all, and one of ours"
     lanes = [lane for lane in claims.queued_lanes("default") if lane.queue == "default"]
     for job in behind:
         [one] = claims.claim("default", lanes, limit=9, worker="w", lease_seconds=60)
         assert one.id == job.pk
         assert end(one).written
+        found = limits.let_in_of("default", [key], serves)
+        assert found == (0 if job is behind[-1] else 1), "where one of ours waits"
     assert waiting() == [one.pk for one in ahead[1:]]
     [one] = claim()
     assert one.id == ahead[0].pk and end(one).written
     assert ids(claim()) == [ahead[1].pk]
+
+
+def test_those_who_cannot_come_are_passed_over_in_one_look():
+    """Let in they are for the passes to end; the place is for the first who can start."""
+    keyed = declare(1)
+    spent = [keyed.submit("a") for _ in range(3)]
+    last = keyed.submit("a")
+    stuck(*spent, last)
+    spent_jobs = Job.objects.filter(pk__in=[one.pk for one in spent])
+    spent_jobs.update(attempt_count=9, max_attempts=9)
+    assert let_in() == 4 and waiting() == []
+    spent_jobs.delete()  # they have no attempts
 
 
 def test_one_on_the_way_of_two_places_keeps_nobody_of_another_queue_out():

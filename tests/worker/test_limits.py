@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,10 +13,14 @@ from django.db import transaction
 
 from django_durable_jobs import FinishEvent, JobContext, job
 from django_durable_jobs.handlers import registry
-from django_durable_jobs.models import Job
+from django_durable_jobs.models import Job, QueuePause
 from django_durable_jobs.testing import drain
 from django_durable_jobs.transitions import _limits, claims
+from django_durable_jobs.transitions.workers import register
 from django_durable_jobs.worker import loop
+from tests._rows import NOW
+
+from .support import PATIENCE, Serving, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -102,6 +106,32 @@ def test_a_drain_finds_what_is_due_behind_however_many_that_must_wait(
         call_command("runjobs", drain=True, threads=2, verbosity=0)
     assert Job.objects.get(pk=last.pk).status == "succeeded"
     assert Job.objects.filter(limit_waiting=True).count() == 29
+
+
+@pytest.mark.parametrize("spread", ["one queue", "many queues", "other code"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_is_not_taken_holds_up_no_queue_that_is_served(
+    places: Places, durable_jobs: Callable[..., None], number: int, spread: str
+) -> None:
+    """Their queue is paused, or their code elsewhere: the others go on without a poll."""
+    durable_jobs(POLL_SECONDS=2 * PATIENCE)
+    limited = declare(places, "return", number=number)
+    if spread == "other code":
+        limited.submit_many([None] * (number + 2), priority=5)
+        ahead = Job.objects.filter(handler=limited.name)
+        ahead.update(handler_version=2)
+        capability = (limited.name, 2, limited.fingerprint)
+        register("default", name="w", queues=None, excluded_queues=(), capabilities=[capability])
+    else:
+        limited.submit_many([None] * (number + 2), priority=5, queue="paused")
+        QueuePause.objects.create(queue="paused", paused_at=NOW)
+    queues = [f"q{one if spread == 'many queues' else 0}" for one in range(12)]
+    worker = Serving(threads=3)
+    for queue in queues:
+        limited.submit(queue=queue)
+    until(lambda: Job.objects.filter(status="succeeded").count() == len(queues), "all served")
+    assert worker.stop() == 0
+    assert 1 <= places.most <= number
 
 
 def test_one_pass_claims_once(places: Places) -> None:
