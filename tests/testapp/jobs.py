@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 import warnings
 from dataclasses import dataclass
@@ -122,6 +123,8 @@ def hanging(ctx: JobContext, payload: Gate) -> None:
     payload.begin(ctx)
     if ctx.attempt == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
+        # Any thread may take the signal: this one may run on for a moment before it stops.
+        threading.Event().wait()
 
 
 def fork() -> int:

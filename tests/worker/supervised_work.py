@@ -58,6 +58,8 @@ def hold_interpreter(parent: ChildEnd) -> None:
 
 def stop_itself(parent: ChildEnd) -> None:
     os.kill(os.getpid(), signal.SIGSTOP)
+    # Any thread may take the signal: this one may run on for a moment before it stops.
+    threading.Event().wait()
 
 
 def busy(parent: ChildEnd) -> int:
