@@ -96,6 +96,17 @@ def test_list_filters_and_pages_and_shows_no_payload() -> None:
             run("list", *wrong)
 
 
+def test_options_of_every_subcommand_stand_before_or_behind_it() -> None:
+    saved()
+    behind = run("list", "--json", "--database=default")
+    assert run("--json", "--database=default", "list") == behind
+    assert run("--json", "list", "--database=default") == behind
+    assert json.loads(behind[1])["jobs"]
+    for arguments in (["--database=none", "list"], ["list", "--database=none"]):
+        with pytest.raises(CommandError, match="not in DATABASES"):
+            run(*arguments)
+
+
 def test_list_stays_within_the_bounds_of_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows that are far too large for a page it reads the small columns alone."""
     rare = saved(handler="rare", payload="x" * 1_100_000)

@@ -78,7 +78,7 @@ def test_a_worker_behind_a_pooler_of_transactions(
     worker = start_worker(
         "--processes=0",
         "--threads=4",
-        durable_jobs={**QUICK, "LEASE_SECONDS": 9},
+        durable_jobs={**QUICK, "LEASE_SECONDS": 30},
         variables={"DATABASE_URL": f"{pooled_url}?DISABLE_SERVER_SIDE_CURSORS=True"},
     )
     gate.begun("held")

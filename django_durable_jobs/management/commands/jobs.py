@@ -26,11 +26,12 @@ class Command(BaseCommand):
     requires_system_checks: list[str] = []
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        _add_our_options(parser, json=False, database=None)
         chosen = parser.add_subparsers(dest="subcommand", required=True, metavar="subcommand")
         for one in SUBCOMMANDS:
             made = chosen.add_parser(one.name, help=one.help, description=one.help)
-            made.add_argument("--json", action="store_true", help="Print JSON.")
-            made.add_argument("--database", help="The alias of the jobs' database.")
+            # Not given here, what was given before the subcommand stays.
+            _add_our_options(made, json=argparse.SUPPRESS, database=argparse.SUPPRESS)
             _add_djangos_options(made)
             one.arguments(made)
 
@@ -60,11 +61,15 @@ class Command(BaseCommand):
         self.stdout.flush()
 
 
+def _add_our_options(parser: argparse.ArgumentParser, *, json: Any, database: Any) -> None:
+    parser.add_argument("--json", action="store_true", default=json, help="Print JSON.")
+    parser.add_argument("--database", default=database, help="The alias of the jobs' database.")
+
+
 def _add_djangos_options(parser: argparse.ArgumentParser) -> None:
     """Take Django's own options behind the subcommand too; its own help names them."""
 
     def add(*flags: str, **how: Any) -> None:
-        # Not given here, what was given before the subcommand stays.
         parser.add_argument(*flags, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **how)
 
     for flag in ("--settings", "--pythonpath"):
