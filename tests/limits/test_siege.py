@@ -88,6 +88,9 @@ class Siege:
             # The children of a supervisor that is gone end by themselves.
             worker.ends()
             self._workers[number] = self._begin(number)
+        else:
+            # One that it finds dead while it stops would count as not ended in order.
+            until(lambda: not Path(f"/proc/{victim}").exists(), "its supervisor to bury it")
 
     def _restart(self) -> None:
         number = self._draw.randrange(len(COMMANDS))
