@@ -104,7 +104,7 @@ def start_import():
     job = services.start_import()
     expect(job.newly_created, "Another import is live in this database.")
     rows = airports.count_rows(airports.find_file(""))
-    print(f"Started the import of {rows:,} airports, and a job that fails twice.\n")
+    print(f"Started the import of {rows:,} airports, and a job that fails twice.\n", flush=True)
     return {"job": job, "rows": rows}
 
 

@@ -138,7 +138,8 @@ def filled(fill: Callable[[], None], statistics: str) -> Iterator[None]:
                 cursor.execute(f"DELETE FROM pg_statistic WHERE starelid = '{table}'::regclass")
         fill()
         if statistics == "with statistics":
-            cursor.execute("ANALYZE")
+            cursor.execute(f"ANALYZE {JOBS}")
+            cursor.execute(f"ANALYZE {ATTEMPTS}")
         yield
 
 

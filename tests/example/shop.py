@@ -10,6 +10,7 @@ import csv
 import http.client
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -304,9 +305,12 @@ class Browser:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Give a port below those that the system hands out, to listen on in a few seconds."""
+    draw = random.SystemRandom()
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port := draw.randrange(15_000, 32_000)))
+            return port
 
 
 def opens(browser: Browser, process: Process) -> None:
