@@ -540,3 +540,25 @@ def test_a_short_backoff_does_not_wait_for_the_poll(
     until(lambda: fresh(staged).status == "succeeded", "the job")
     assert time.monotonic() - began < 60
     assert fresh(staged).attempt_count == 4
+
+
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_neither_of_several_short_backoffs_waits_for_the_poll(
+    serve: Callable[..., Serving], handlers: Registry, first: int
+) -> None:
+    def fails_once(ctx: JobContext) -> None:
+        if ctx.attempt == 1:
+            raise ValueError("not yet")
+
+    backoffs = [0.2, 1, 2]
+    three = [
+        job(f"tests.backoff_{number}", backoff=seconds, max_attempts=2)(fails_once)
+        for number, seconds in enumerate(backoffs)
+    ]
+    # One of them ends first, the others together or one after another.
+    staged = [one.submit() for one in (*three[first:], *three[:first])]
+    began = time.monotonic()
+    serve(POLL_SECONDS=100)
+    until(lambda: {fresh(one).status for one in staged} == {"succeeded"}, "the jobs")
+    assert time.monotonic() - began < 60
+    assert {fresh(one).attempt_count for one in staged} == {2}
