@@ -31,8 +31,9 @@ class Proxy:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def freeze(self, *, newcomers: bool = False) -> None:
-        self._frozen.update(range(len(self._pairs)))
+        # First, or one that comes just now would be neither.
         self._freezes_newcomers = newcomers
+        self._frozen.update(range(len(self._pairs)))
 
     def thaw(self) -> None:
         self._freezes_newcomers = False

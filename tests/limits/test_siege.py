@@ -19,7 +19,7 @@ from ..soak.history import effects_in, violations
 from ..testapp import jobs
 from ..transitions.live import check_rows
 from ..worker.conftest import StartWorker
-from ..worker.support import SHORT, Process, until
+from ..worker.support import SHORT, Process, is_buried, until
 from .overlap import Limit, Stay, of_payload, of_scope, overshoots, stays, watched
 
 SECONDS = 25
@@ -90,7 +90,7 @@ class Siege:
             self._workers[number] = self._begin(number)
         else:
             # One that it finds dead while it stops would count as not ended in order.
-            until(lambda: not Path(f"/proc/{victim}").exists(), "its supervisor to bury it")
+            until(lambda: is_buried(victim), "its supervisor to bury it")
 
     def _restart(self) -> None:
         number = self._draw.randrange(len(COMMANDS))

@@ -144,6 +144,11 @@ def is_alive(pid: int) -> bool:
     return parent_of(pid) is not None
 
 
+def is_buried(pid: int) -> bool:
+    """Tell whether a process has ended and its parent has taken note of that."""
+    return not Path(f"/proc/{pid}").exists()
+
+
 def environment_with(
     environment: dict[str, str], durable_jobs: dict[str, Any], **variables: str
 ) -> dict[str, str]:

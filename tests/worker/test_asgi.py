@@ -118,6 +118,7 @@ def test_it_runs_jobs_beside_requests_and_hands_them_back_at_the_end(
     stopped = jobs.obedient.submit(jobs.Gate(**gate.payload("stopped")))
     gate.begun("stopped")
     assert server.get("/nothing") == 404
+    until(LiveWorker.objects.exists, "the worker's row")
     assert LiveWorker.objects.get().name == "beside"
     assert "Worker beside on database default: all queues; 1 x 2 slots." in caplog.messages
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers
@@ -279,6 +280,7 @@ def test_a_handler_that_is_left_behind_is_told_of_as_it_is(
         one = stuck.submit()
         until(lambda: fresh(one).status == "failed")
         assert server.tell("shutdown") == {"type": "lifespan.shutdown.complete"}
+        server.ends()
     finally:
         go.set()
     (told,) = [one for one in caplog.messages if "did not stop" in one]

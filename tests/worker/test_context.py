@@ -314,9 +314,13 @@ def test_an_end_of_its_own_within_the_grace_stands(
 
 @pytest.mark.parametrize("end", ["returns", "raises"])
 def test_an_end_after_the_grace_is_a_timeout(
-    handlers: Registry, durable_jobs: Callable[..., None], end: str
+    handlers: Registry,
+    durable_jobs: Callable[..., None],
+    limited_from: Callable[[threading.Event], None],
+    end: str,
 ) -> None:
     durable_jobs(TIMEOUT_GRACE_SECONDS=0.05)
+    limited_from(threading.Event())  # never: it ends by itself
 
     @job("context.too_late", timeout=0.05, backoff=50)
     def too_late(ctx: JobContext) -> str:

@@ -99,6 +99,7 @@ def test_a_handler_sees_the_cancel_within_two_polls(
                 time.sleep(0.005)
         except JobCancelled:
             talk.seen += [time.monotonic(), ctx.cancel_requested]
+            assert talk.go.wait(PATIENCE)
             raise
 
     running = checks.submit()
@@ -108,6 +109,7 @@ def test_a_handler_sees_the_cancel_within_two_polls(
     asked, looks_before = time.monotonic(), looks.count
     first_time = fresh(running).cancel_requested_at
     assert running.request_cancel() == "requested"
+    talk.go.set()
     worker.ends()
     # The one under way then may be too early; the next one sees it, a poll later.
     assert looks.count - looks_before <= 2
@@ -266,7 +268,7 @@ def test_a_retry_by_hand_starts_over_from_each_terminal_status(
 
 
 def test_a_retry_needs_executions_left_or_granted(handlers: Registry) -> None:
-    @job("control.fails", max_attempts=1)
+    @job("control.fails", max_attempts=1, backoff=60)
     def fails(ctx: JobContext) -> None:
         raise ValueError
 

@@ -21,7 +21,7 @@ from django_durable_jobs import LockTimeout
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.transitions import claims, leases, outcomes, recovery
 from django_durable_jobs.worker.execution import context_for
-from tests.racing import Signal, another_alias, held, racing
+from tests.racing import PATIENT, Signal, another_alias, held, racing
 from tests.testapp.models import Business
 from tests.transitions.live import claim, done, holders, queued
 
@@ -159,7 +159,7 @@ def test_a_commit_waits_for_a_reader_a_bounded_time(default_mode: str, name: str
                 work()
             assert time.monotonic() - began < 60, "as we say, not as the connection does (120 s)"
             assert rows(default_mode) == before
-        with racing(work, alias=default_mode) as [writer]:
+        with override_settings(DURABLE_JOBS=PATIENT), racing(work, alias=default_mode) as [writer]:
             writer.wait_until_blocked()
             reader.commit()
         writer.result()
@@ -197,6 +197,7 @@ def test_what_a_claims_commit_has_waited_is_taken_from_the_timeout(default_mode:
     """Its lease began before: an attempt must end before its lease does (CONTRACT 4.5)."""
     queued(alias=default_mode, timeout=50)
     with (
+        override_settings(DURABLE_JOBS=PATIENT),
         held(lambda: read_all(default_mode), alias=default_mode) as reader,
         racing(lambda: claim(alias=default_mode), alias=default_mode) as [claimer],
     ):

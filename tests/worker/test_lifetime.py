@@ -56,7 +56,7 @@ def test_a_single_process_that_grew_too_big_ends_with_0_after_its_job(
     )
     gate.begun("one")
     until(lambda: "MiB of memory" in worker.output())
-    assert heartbeat.exists()
+    until(heartbeat.exists)
     gate.open("one")
     assert worker.ends() == 0, worker.output()
     assert fresh(one).status == "succeeded"

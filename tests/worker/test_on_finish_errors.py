@@ -334,9 +334,12 @@ def test_a_deadlock_is_tried_again(handlers: Registry, durable_jobs: Callable[..
     with racing(cancel) as [canceller]:
         drain()
     assert canceller.result() == "requested"
-    assert tries == ["succeeded", "cancelled"], "rolled back, and decided anew"
+    *rolled_back, decided = tries
+    # More than once where it comes back before the other has got the row.
+    assert set(rolled_back) == {"succeeded"}
+    assert decided == "cancelled", "anew"
     assert fresh(one).status == "cancelled"
-    assert Business.objects.get().value == 2
+    assert Business.objects.get().value == len(tries)
 
 
 @pytest.mark.parametrize("owned", [True, False])
@@ -364,6 +367,8 @@ def test_an_end_whose_row_is_locked_waits_for_it(
     with held(lambda: Job.objects.filter(pk=one.pk).update(**changes)) as stranger:
         go.set()
         until(lambda: caplog.text.count("waits for the database") > 1)
+        # Where a commit may meet a reader, it is not to be tried again.
+        durable_jobs(LOCK_TIMEOUT_SECONDS=60)
         stranger.commit()
     until(lambda: fresh(one).is_terminal)
     assert worker.stop() == 0

@@ -18,7 +18,18 @@ from django_durable_jobs.worker.options import build_options
 
 from ..testapp import jobs
 from .conftest import StartWorker
-from .support import PATIENCE, QUICK, Background, Gate, attempts, drain, fresh, only_attempt, until
+from .support import (
+    PATIENCE,
+    QUICK,
+    Background,
+    Gate,
+    attempts,
+    drain,
+    fresh,
+    is_buried,
+    only_attempt,
+    until,
+)
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -144,10 +155,10 @@ def test_a_stuck_handler_costs_its_process_and_not_the_service(
     one = jobs.gated.submit(jobs.Gate(**gate.payload("stuck")), max_attempts=2, priority=-1)
     settings = {**LIMITED, "RETRY_BASE_SECONDS": 0.1}
     worker = start_worker("--processes=1", "--threads=2", durable_jobs=settings)
-    first = gate.begun("stuck", 1).split()[0]
-    assert gate.begun("neighbour").split()[0] == first
+    first = int(gate.begun("stuck", 1).split()[0])
+    assert int(gate.begun("neighbour").split()[0]) == first
     # The successor begins beside the first process, which has a job to finish.
-    second = gate.begun("stuck", 2).split()[0]
+    second = int(gate.begun("stuck", 2).split()[0])
     assert first != second
     assert fresh(neighbour).status == "running"
     until(lambda: fresh(one).status == "failed")
@@ -159,6 +170,8 @@ def test_a_stuck_handler_costs_its_process_and_not_the_service(
     # The third process runs what comes next.
     other = jobs.line.submit(jobs.Line(file=str(gate.folder / "lines"), number=1))
     until(lambda: fresh(other).status == "succeeded")
+    # A process that lost a slot ends with 4, which counts where it ends during the stop.
+    until(lambda: is_buried(first) and is_buried(second), "both to be buried")
     worker.send()
     assert worker.ends() == 0, worker.output()
 
