@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "django_durable_jobs"
-FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, LIMITS, LET_IN = (
+FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, LIMITS, LET_IN, REFUSED = (
     f"tests/transitions/test_{name}.py"
     for name in (
         "fence",
@@ -34,6 +34,7 @@ FENCE, COMPLETION, RECOVERY, BLOCKING, MATRIX, REPORTS, LIMITS, LET_IN = (
         "reports",
         "limits",
         "let_in",
+        "let_in_refused",
     )
 )
 RACES, REPORT_RACES, LIMIT_RACES = (
@@ -88,6 +89,8 @@ AS_MANY = f"{LIMITS}::test_as_many_are_let_in_as_places_are_freed"
 PASSES_ON = f"{LIMITS}::test_who_was_let_in_and_leaves_passes_its_turn_on"
 WHERE_FREE = f"{LET_IN}::test_where_a_place_is_free_and_nobody_comes_the_next_are_let_in"
 WHOM_IT_SERVES = f"{LET_IN}::test_who_frees_a_place_lets_in_whom_it_serves"
+NOT_OVERTAKEN = f"{LET_IN}::test_who_waits_is_not_overtaken_by_those_behind_it_that_never_waited"
+UNDOES_NO_END = f"{REFUSED}::test_it_undoes_no_end_and_the_one_behind_it_gets_the_place"
 NOBODY_TAKES = f"{LET_IN}::test_jobs_that_nobody_takes_do_not_keep_out_those_behind_them"
 DOOMS_COMPLETION = f"{ON_FINISH}::test_an_error_in_complete_rolls_the_handlers_transaction_back"
 
@@ -180,7 +183,7 @@ POSTGRESQL = [
         tests=[RIVAL],
     ),
     _one("who is let in after the commit", "transitions/_let_in.py",
-         "if missed and connections", "if False and connections", LOSES_NOBODY),
+         "if missed and connection.", "if False and connection.", LOSES_NOBODY),
     _one("how many are let in", _PC, "LIMIT g.places{ROW_LOCK}", "LIMIT 500{ROW_LOCK}", AS_MANY),
     _one("who is let in", _PC, "ORDER BY j.priority DESC, j.run_at, j.id LIMIT g.places",
          "ORDER BY j.id LIMIT g.places", LETS_IN),
@@ -297,10 +300,17 @@ BOTH = [
     _one("a turn passed on by exhaustion", "transitions/maintenance.py",
          "        pass_on(alias, moved)\n", "", PASSES_ON),
     _one("those who were let in and are not taken", "transitions/_let_in.py",
-         "    untaken = _untaken(alias, freed, by)\n", "    untaken: list[LimitKey] = []\n",
-         WHOM_IT_SERVES),
-    _one("who is on the way", "transitions/limits.py", "= left - come", "= left",
-         WHERE_FREE),
+         "0 AS waits\") + condition", "0 AS waits\") + \" AND 1 = 0\"", WHOM_IT_SERVES),
+    _one("the order of turns", "transitions/_let_in.py",
+         "OVER (ORDER BY t.priority DESC, t.run_at, t.id)", "OVER (ORDER BY t.waits)",
+         NOT_OVERTAKEN),
+    _one("who has a place at a turn", "transitions/_let_in.py", "p.places - ({running})",
+         "p.places", WHERE_FREE),
+    _one("an end that can let nobody in", "transitions/_let_in.py",
+         "        if connection.needs_rollback or connection.closed_in_transaction:\n"
+         "            raise", "        raise", UNDOES_NO_END),
+    _one("who cannot be let in", "transitions/_let_in.py", "        refuse(alias, one)\n",
+         "        pass\n", UNDOES_NO_END),
     _one("who is on the way, in our queues", "transitions/limits.py", "elif left > ours_come:",
          "elif False:", NOBODY_TAKES),
     _one("the source of a pass", "transitions/_pages.py",

@@ -115,7 +115,11 @@ def counts_who_waits() -> None:
 
 
 # A pass looks at so many keys, each by a few descents; SQLite's steps count them too high.
-LIMITS = {lets_in: 50 * limits.KEYS, claims_all_that_is_free: 2 * LIMIT}
+LIMITS = {
+    lets_in: 50 * limits.KEYS,
+    claims_all_that_is_free: 2 * LIMIT,
+    finishes: 2 * LIMIT,
+}
 
 WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (claims_some, ("durable_job_claim", "durable_job_running")),

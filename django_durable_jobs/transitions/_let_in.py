@@ -7,12 +7,12 @@ puts it back: the claim alone decides, so one too many costs a look and never a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
-from django.db import Error, connections, transaction
+from django.db import DatabaseError, Error, connections, transaction
 
 from .. import states
 from ..announcements import announce
@@ -21,6 +21,8 @@ from ..dialects.base import JOBS, KEY_COLUMNS, FencedMove, LimitKey, Row
 from ..exceptions import LockTimeout
 from ..handlers import registry
 from ..payloads import decode_text
+from ._pages import isolated
+from ._refused import left_out, refuse
 
 logger = logging.getLogger("django_durable_jobs")
 
@@ -33,6 +35,8 @@ LINE_SECONDS = 0.25
 PLACES = {**KEY_COLUMNS, "places": "integer"}
 # In the words of the index on queued jobs with a key.
 IN_CLAIMS, WAITS = (f"CAST(j.limit_waiting AS integer) = {number}" for number in (0, 1))
+_OF_KEY = "j.handler = g.handler AND j.concurrency_key = g.key"
+_QUEUED_OF_KEY = f"j.status = '{states.QUEUED}' AND {_OF_KEY} AND j.concurrency_key IS NOT NULL"
 
 
 def fenced_and_let_in(
@@ -83,19 +87,30 @@ Freed = Mapping[LimitKey, int]
 
 
 def let_in(alias: str, freed: Freed, by: Sequence[int]) -> None:
-    """Let in as many of each key as places were freed ``by`` jobs, in their transaction.
+    """Let in who of each key has a turn now that ``by`` jobs have moved, in their transaction.
 
     A claim that has a key locked may have counted before this transaction's commit, and be
     about to send its jobs to wait: nobody would let them in. So a key that is not to be had
-    at once has its jobs let in right after the commit, once that claim has ended.
+    at once has its jobs let in right after the commit, once that claim has ended. So have those
+    whom the database refuses to let in here: whoever waits must not undo what ends.
     """
     if not freed:
         return
-    held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
-    _let_in_those_to_come(alias, {key: freed[key] for key in held}, by)
+    connection = connections[alias]
+    held: Iterable[LimitKey] = ()
+    try:
+        with transaction.atomic(using=alias):
+            held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
+            ids = _locked(alias, _in_turn(alias, {key: freed[key] for key in held}, by))
+            _let_in_locked(alias, ids)
+    except DatabaseError as error:
+        if connection.needs_rollback or connection.closed_in_transaction:
+            raise  # it is lost with all else
+        logger.debug("jobs are let in after the commit: %s", type(error).__name__)
+        held = ()
     missed = {key: places for key, places in freed.items() if key not in held}
     # (With autocommit off nobody tells us of the commit: then the next pass does it.)
-    if missed and connections[alias].in_atomic_block:
+    if missed and connection.in_atomic_block:
         transaction.on_commit(partial(_let_in_later, alias, missed, by), using=alias, robust=True)
 
 
@@ -107,49 +122,77 @@ def _let_in_later(alias: str, missed: Freed, by: Sequence[int]) -> None:
         while some := list(islice(keys, KEYS_AT_ONCE)):
             with dialect.own(alias, lock_timeout=LINE_SECONDS):
                 dialect.wait_for_keys(alias, some)
-                _let_in_those_to_come(alias, {key: missed[key] for key in some}, by)
+                let_in_next(alias, _in_turn(alias, {key: missed[key] for key in some}, by))
     except (Error, LockTimeout) as error:
         logger.debug("jobs are let in by the next pass: %s", type(error).__name__)
 
 
-def _let_in_those_to_come(alias: str, freed: Freed, by: Sequence[int]) -> None:
-    """Let in the next of each key, unless none of those let in before is taken.
+def _in_turn(alias: str, freed: Freed, by: Sequence[int]) -> dict[LimitKey, int]:
+    """Give how many of each key are to be let in, those aside that were just moved.
 
-    As many as the limit are there still: their queues are paused, or whoever serves them is busy
-    or away. A worker that has freed a place sees to those whom it serves itself
-    (``limits.let_in_of``).
+    Those let in before may be there still: their queues are paused, or whoever serves them is
+    busy or away. A worker that has freed a place sees to those whom it serves itself
+    (``limits.let_in_of``). Without a limit each place goes to one.
     """
-    untaken = _untaken(alias, freed, by)
-    let_in_next(alias, {key: places for key, places in freed.items() if key not in untaken})
-
-
-def _untaken(alias: str, keys: Iterable[LimitKey], by: Sequence[int]) -> list[LimitKey]:
-    """Give the keys with a job let in for each place of the limit, but for those just moved."""
-    numbers = {key: number_of(key.handler) for key in keys}
+    numbers = {key: number_of(key.handler) for key in freed}
     values = [(*key, number) for key, number in numbers.items() if number is not None]
-    if not values:
-        return []
-    dialect = dialect_for(alias)
-    given, params = dialect.rows(PLACES, values)
-    most = max(number for *_, number in values)
-    moved = ", ".join(str(int(one)) for one in by)
-    sql = (
-        f"SELECT g.handler, g.key FROM ({given}) AS g"
-        f" WHERE g.places <= (SELECT count(*) FROM"
-        f" ({on_the_way(alias)} AND j.id NOT IN ({moved}) LIMIT {most}) AS c)"
+    places = {key: freed[key] for key, number in numbers.items() if number is None}
+    if values:
+        dialect = dialect_for(alias)
+        given, params = dialect.rows(PLACES, values)
+        most = max(number for *_, number in values)
+        moved = f" AND j.id NOT IN ({', '.join(str(int(one)) for one in by)})"
+        sql = (
+            f"{with_free_places(given)}"
+            f" SELECT g.handler, g.key, {in_turn_sql(alias, most, moved)}"
+            " FROM g WHERE g.places > 0"
+        )
+        found = dialect.fetch(alias, sql, params)
+        places |= {LimitKey(handler, key): number for handler, key, number in found if number}
+    return places
+
+
+def with_free_places(given: str) -> str:
+    """Take from the ``places`` of given keys those that jobs run in: the query of them is ``g``."""
+    running = (
+        f"SELECT count(*) FROM {JOBS} j WHERE j.status = '{states.RUNNING}'"
+        " AND j.handler = p.handler AND j.concurrency_key = p.key"
     )
-    return [LimitKey(*row) for row in dialect.fetch(alias, sql, params)]
+    return (
+        "WITH g AS MATERIALIZED"
+        f" (SELECT p.handler, p.key, p.places - ({running}) AS places FROM ({given}) AS p)"
+    )
+
+
+def in_turn_sql(alias: str, most: int, condition: str = "") -> str:
+    """Count those that wait among the first of a key ``g``, as many as it has free places.
+
+    The order is the claim's, of those that wait together with those let in before, of whom
+    ``condition`` is asked. ``most`` is the greatest limit of the keys.
+    """
+    first = f"ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(most)}"
+    let_in = on_the_way(alias, "j.priority, j.run_at, j.id, 0 AS waits") + condition
+    waiting = (
+        f"SELECT j.priority, j.run_at, j.id, 1 AS waits FROM {JOBS} j"
+        f" WHERE {left_out(alias, f'{_QUEUED_OF_KEY} AND {WAITS}')}"
+    )
+    return (
+        "(SELECT count(*) FROM (SELECT t.waits,"
+        " row_number() OVER (ORDER BY t.priority DESC, t.run_at, t.id) AS turn"
+        f" FROM (SELECT * FROM ({let_in} {first}) AS l"
+        f" UNION ALL SELECT * FROM ({waiting} {first}) AS w) AS t) AS c"
+        " WHERE c.waits = 1 AND c.turn <= g.places)"
+    )
 
 
 def on_the_way(alias: str, columns: str = "1") -> str:
     """Select the jobs of a key ``g`` that were let in and that a claim could take now."""
-    return (
-        f"SELECT {columns} FROM {JOBS} j WHERE j.status = '{states.QUEUED}'"
-        f" AND j.handler = g.handler AND j.concurrency_key = g.key"
-        f" AND j.concurrency_key IS NOT NULL AND {IN_CLAIMS}"
+    claimable = (
+        f"{_QUEUED_OF_KEY} AND {IN_CLAIMS}"
         f" AND j.run_at <= {dialect_for(alias).now()} AND j.cancel_requested_at IS NULL"
         " AND j.attempt_count < j.max_attempts + j.granted_attempts"
     )
+    return f"SELECT {columns} FROM {JOBS} j WHERE {left_out(alias, claimable)}"
 
 
 def number_of(name: str) -> int | None:
@@ -164,34 +207,61 @@ def number_of(name: str) -> int | None:
 
 def let_in_next(alias: str, places: Mapping[LimitKey, int]) -> int:
     """Let in the first that wait for each key, in the order of claims; give how many."""
+    return let_in_each(alias, _locked(alias, places))
+
+
+def let_in_each(alias: str, ids: list[int]) -> int:
+    """Let in locked jobs; what the database refuses is passed over for a while. Gives how many."""
+    return len(_moved(alias, ids, _let_in_locked))
+
+
+def send_to_wait(alias: str, ids: list[int]) -> None:
+    """Likewise out of the claim's index."""
+    _moved(alias, ids, partial(_set_waiting, waiting=True))
+
+
+def _moved(alias: str, ids: list[int], work: Callable[[str, list[int]], Any]) -> list[int]:
+    if not ids:
+        return []
+    moved = isolated(alias, ids, lambda some: [row[0] for row in work(alias, some)])
+    for one in set(ids) - set(moved):
+        refuse(alias, one)
+    return moved
+
+
+def _locked(alias: str, places: Mapping[LimitKey, int]) -> list[int]:
     values = [(*key, number) for key, number in places.items()]
-    return let_in_those(alias, PLACES, values, WAITS, {}) if values else 0
+    return locked_of_keys(alias, PLACES, values, WAITS, {}) if values else []
 
 
-def let_in_those(
+def locked_of_keys(
     alias: str,
     columns: Mapping[str, str],
     values: Sequence[Sequence[Any]],
     condition: str,
     params: Mapping[str, Any],
-) -> int:
-    """Let in the first of each given key that meet a condition; tell the workers of it."""
-    ids = dialect_for(alias).lock_of_keys(alias, columns, values, condition, params)
-    queues = set_waiting(alias, ids, waiting=False)
-    announce(alias, {name for queue in queues if (name := decode_text(queue)) is not None})
-    return len(ids)
+) -> list[int]:
+    """Lock the first queued jobs of each given key that meet a condition on ``j`` and ``g``."""
+    chosen = left_out(alias, condition)
+    return dialect_for(alias).lock_of_keys(alias, columns, values, chosen, params)
 
 
-def set_waiting(alias: str, ids: Iterable[int], *, waiting: bool) -> list[Any]:
-    """Move locked, queued jobs out of the claim's index or back into it; give their queues."""
-    chosen = [(one,) for one in ids]
-    if not chosen:
+def _let_in_locked(alias: str, ids: Sequence[int]) -> list[Row]:
+    rows = _set_waiting(alias, ids, waiting=False)
+    queues = {name for _, queue in rows if (name := decode_text(queue)) is not None}
+    announce(alias, queues)
+    return rows
+
+
+def _set_waiting(alias: str, ids: Sequence[int], *, waiting: bool) -> list[Row]:
+    """Move locked, queued jobs out of the claim's index or back into it; give ids and queues."""
+    if not ids:
         return []
     dialect = dialect_for(alias)
-    given, params = dialect.rows({"id": "bigint"}, chosen)
+    given, params = dialect.rows({"id": "bigint"}, [(one,) for one in ids])
     sql = (
         f"UPDATE {JOBS} SET limit_waiting = {'true' if waiting else 'false'}"
         f" WHERE status || '' = '{states.QUEUED}' AND id IN (SELECT g.id FROM ({given}) AS g)"
-        f" RETURNING {dialect.undecoded('queue')}"
+        f" RETURNING id, {dialect.undecoded('queue')}"
     )
-    return [row[0] for row in dialect.fetch(alias, sql, params)]
+    return dialect.fetch(alias, sql, params)

@@ -21,7 +21,7 @@ from ..dialects.base import JOBS, KEY_COLUMNS, Lane, LimitKey, Row
 from ..exceptions import LockTimeout
 from ..handlers import registry
 from ..payloads import decode_text
-from ._let_in import IN_CLAIMS, PLACES, set_waiting
+from ._let_in import IN_CLAIMS, PLACES, locked_of_keys, send_to_wait
 
 # The rounds of one transaction. All but the first, which meets no full key as a rule, look at
 # more jobs than are wanted.
@@ -293,11 +293,11 @@ def _send_to_wait(alias: str, full: Sequence[Candidate]) -> None:
     if not keys:
         return
     each = -(-SENT_AT_ONCE // len(keys))
-    ids = dialect_for(alias).lock_of_keys(
+    ids = locked_of_keys(
         alias,
         {**PLACES, "version": "integer"},
         [(handler, key, each, version) for handler, key, version in sorted(keys)],
         f"{IN_CLAIMS} AND j.handler_version = g.version",
         {},
     )
-    set_waiting(alias, ids, waiting=True)
+    send_to_wait(alias, ids)

@@ -21,6 +21,7 @@ from ._fence import ID_AND_TOKEN, NO_LEASE
 from ._let_in import fenced_and_let_in
 from ._limits import Patience, claim_within_limits, is_limited
 from ._pages import PAGE, is_at_once
+from ._refused import left_out, refuse
 
 logger = logging.getLogger("django_durable_jobs")
 
@@ -105,7 +106,7 @@ def claim(
     )
     began = time.monotonic()
     try:
-        return attempt(limit, _left_out(_refused_now(alias)))
+        return attempt(limit, left_out(alias))
     except (DatabaseError, LockTimeout) as error:
         if not _is_refusal(alias, error, began):
             raise
@@ -150,26 +151,10 @@ def _claim(
     return [ClaimedJob(*row) for row in rows]
 
 
-REFUSED_SECONDS = 30.0
 # Where all are refused it is not the jobs' fault, and a log needs no thousand of them.
 REFUSED_AT_ONCE = 50
 # An expression has a greatest depth on SQLite.
 LOOK_AT_LANES = 200
-# Jobs whose claim was refused by the database, and until when this process leaves them out.
-_refused: dict[tuple[str, int], float] = {}
-
-
-def _refused_now(alias: str) -> list[int]:
-    if not _refused:
-        return []
-    now = time.monotonic()
-    for key in [key for key, until in list(_refused.items()) if until <= now]:
-        _refused.pop(key, None)
-    return [job for name, job in list(_refused) if name == alias]
-
-
-def _left_out(ids: Collection[int]) -> str:
-    return f"j.id NOT IN ({', '.join(map(str, ids))})" if ids else ""
 
 
 def _one_by_one(
@@ -191,7 +176,7 @@ def _one_by_one(
             if not _is_refusal(alias, error, began):
                 break
             refused += 1
-            _refused[alias, job] = time.monotonic() + REFUSED_SECONDS
+            refuse(alias, job)
             logger.exception("job %d cannot be claimed and is passed over", job)
     return claimed
 
@@ -208,10 +193,9 @@ def _claimable(alias: str, wanted: Sequence[Lane], limit: int) -> list[int]:
     dialect = dialect_for(alias)
     wanted = wanted[:LOOK_AT_LANES]
     in_lanes = " OR ".join(f"({in_lane(number)})" for number in range(len(wanted)))
-    left_out = _left_out(_refused_now(alias))
+    due = f"({in_lanes}) AND {dialect.claimable('j')} AND j.run_at <= {dialect.now()}"
     sql = (
-        f"SELECT j.id FROM {JOBS} j WHERE ({in_lanes}) AND {dialect.claimable('j')}"
-        f" AND j.run_at <= {dialect.now()}{left_out and ' AND ' + left_out}"
+        f"SELECT j.id FROM {JOBS} j WHERE {left_out(alias, due)}"
         f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {limit}"
     )
     return [row[0] for row in dialect.fetch(alias, sql, lane_params(wanted))]

@@ -14,11 +14,21 @@ from typing import Any, Protocol
 
 from .. import states
 from ..dialects import dialect_for
-from ..dialects.base import JOBS, KEY_COLUMNS, PAUSES, LimitKey
+from ..dialects.base import JOBS, PAUSES, LimitKey
 from ..handlers import registry
 from ..payloads import decode_text
 from ._lanes import after_last
-from ._let_in import PLACES, WAITS, let_in_next, let_in_those, number_of, on_the_way
+from ._let_in import (
+    PLACES,
+    WAITS,
+    in_turn_sql,
+    let_in_each,
+    let_in_next,
+    locked_of_keys,
+    number_of,
+    on_the_way,
+    with_free_places,
+)
 from ._pages import PAGE
 from .workers import Capability, live_capabilities
 
@@ -135,9 +145,8 @@ def _let_in_rounds(alias: str, keys: Sequence[LimitKey], ours: str, params: dict
             moved = let_in_next(alias, free.next)
             if free.ours:
                 values = [(*key, places) for key, places in free.ours.items()]
-                moved += let_in_those(
-                    alias, PLACES, values, f"{WAITS} AND {ours.format(job='j')}", params
-                )
+                served = f"{WAITS} AND {ours.format(job='j')}"
+                moved += let_in_each(alias, locked_of_keys(alias, PLACES, values, served, params))
             if not moved:
                 break
             total += moved
@@ -145,7 +154,10 @@ def _let_in_rounds(alias: str, keys: Sequence[LimitKey], ours: str, params: dict
 
 
 def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any]) -> _Free:
-    """Count, for each key, who runs and who is on the way there, and say what is left.
+    """Say who of each key waits for a free place, and is next in the order of claims.
+
+    Where those have been let in and do not come, as they are in queues, or for code, that we do
+    not serve, it is the next of ours: a place for each that is free and has none of them.
 
     Without the keys' locks: one let in too many is sent to wait again by the claim.
     """
@@ -156,25 +168,19 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     if not numbers:
         return free
     dialect = dialect_for(alias)
-    given, given_params = dialect.rows(KEY_COLUMNS, list(numbers))
-    of_key = "j.handler = g.handler AND j.concurrency_key = g.key"
+    given, given_params = dialect.rows(PLACES, [(*key, one) for key, one in numbers.items()])
     most = max(numbers.values())
-    coming = f"{on_the_way(alias)} LIMIT {most}"
     some_coming = f"{on_the_way(alias, LANE_COLUMNS)} LIMIT {max(most, LOOK_AT)}"
     sql = (
-        "SELECT g.handler, g.key,"
-        f" (SELECT count(*) FROM {JOBS} j WHERE j.status = '{states.RUNNING}' AND {of_key}),"
-        f" (SELECT count(*) FROM ({coming}) AS c),"
+        f"{with_free_places(given)} SELECT g.handler, g.key, g.places, {in_turn_sql(alias, most)},"
         f" (SELECT count(*) FROM ({some_coming}) AS c WHERE {ours.format(job='c')})"
-        f" FROM ({given}) AS g"
+        " FROM g WHERE g.places > 0"
     )
-    for handler, name, runs, come, ours_come in dialect.fetch(alias, sql, params | given_params):
+    for handler, name, left, in_turn, ours_come in dialect.fetch(alias, sql, params | given_params):
         key = LimitKey(handler, name)
-        left = numbers[key] - runs
-        if left > come:
-            free.next[key] = left - come
+        if in_turn:
+            free.next[key] = in_turn
         elif left > ours_come:
-            # Those on the way are in queues, or for code, that we do not serve: who knows when.
             free.ours[key] = left - ours_come
     return free
 

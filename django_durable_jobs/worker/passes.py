@@ -89,7 +89,7 @@ def run_passes(
     queued = queued_lanes(alias) if moved else found.queued.sound
     runnable = [lane for lane in queued if serving.runs(lane)]
     _block_unholdable(alias, runnable, lease_seconds)
-    foreign = [lane for lane in queued if serving.serves(lane.queue) and lane not in runnable]
+    foreign = [lane for lane in queued if serving.serves(lane.queue) and not serving.runs(lane)]
     if foreign:
         _block(alias, foreign, serving.handlers, 2 * settings.POLL_SECONDS if patient else 0)
     return runnable

@@ -285,37 +285,47 @@ class Oracle:
         )
 
     def _let_in(self, freed: Iterable[Job]) -> None:
-        """One of its key for each of these jobs (3.12).
-
-        Where one for each place was let in before and nobody has taken it, none.
-        """
+        """Who of their keys has a turn now; those just moved are not asked (3.12)."""
         by_key: dict[Any, list[Job]] = {}
         for job in freed:
             by_key.setdefault(job.limit_key, []).append(job)
         for key, moved in by_key.items():
-            of_key = [one for one in self.jobs if one.limit_key == key]
-            untaken = sum(map(self._can_start, (one for one in of_key if one not in moved)))
-            if key is None or untaken < self.limits[key[0]]:
-                self._let_in_next(of_key, len(moved))
+            if key is not None:
+                for one in self._in_turn(key, but=moved):
+                    one.limit_waiting = False
 
-    def _let_in_next(self, jobs: Iterable[Job], places: int) -> None:
-        waiting = sorted((one for one in jobs if one.limit_waiting), key=lambda one: one.place)
-        for one in waiting[:places]:
-            one.limit_waiting = False
+    def _in_turn(self, key: tuple[str, str], but: Sequence[Job] = ()) -> list[Job]:
+        """Give who waits among the first for whom there are places, in the order of claims."""
+        of_key = [one for one in self.jobs if one.limit_key == key]
+        come = [one for one in of_key if self._can_start(one) and one not in but]
+        waiting = [one for one in of_key if one.limit_waiting]
+        first = sorted(come + waiting, key=lambda one: one.place)[: self._free_places(key)]
+        return [one for one in first if one.limit_waiting]
+
+    def _free_places(self, key: tuple[str, str]) -> int:
+        return max(0, self.limits[key[0]] - self._running()[key])
 
     def let_in_free(self) -> None:
-        """The pass: where places are free and nobody is on the way, in all queues, and in ours."""
-        running = self._running()
+        """The pass: those in turn; where these cannot come, or not to us, the next of ours."""
         for key in {job.limit_key for job in self.jobs if job.limit_waiting}:
             assert key is not None
-            of_key = [job for job in self.jobs if job.limit_key == key]
-            ours = [job for job in of_key if job.lane.queue not in self.paused]
-            left = self.limits[key[0]] - running[key]
-            for group in (of_key, ours):
-                while (places := left - sum(map(self._can_start, group))) > 0 and any(
-                    one.limit_waiting for one in group
-                ):
-                    self._let_in_next(group, places)
+            ours = [
+                one
+                for one in self.jobs
+                if one.limit_key == key and one.lane.queue not in self.paused
+            ]
+            while True:
+                let_in = self._in_turn(key)
+                if not let_in:
+                    left = self._free_places(key) - sum(map(self._can_start, ours))
+                    waiting = sorted(
+                        (one for one in ours if one.limit_waiting), key=lambda one: one.place
+                    )
+                    let_in = waiting[: max(0, left)]
+                if not let_in:
+                    break
+                for one in let_in:
+                    one.limit_waiting = False
 
     def claimed(self, number: int, token: str, worker: str, lease: timedelta) -> None:
         job = self.jobs[number]

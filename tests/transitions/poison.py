@@ -34,7 +34,7 @@ def poisoned(
             with _executed(cursor, [on], [off]):
                 yield
             return
-        events = ("UPDATE OF status", "INSERT")
+        events = ("UPDATE", "INSERT")
         names = [f"tests_poison_{number}" for number in range(len(events))]
         on = [
             f"CREATE TRIGGER {name} BEFORE {event} ON {table} WHEN NEW.{column} IN ({listed})"

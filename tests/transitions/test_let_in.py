@@ -146,6 +146,30 @@ def test_one_on_the_way_of_two_places_keeps_nobody_of_another_queue_out():
     assert waiting() == [], "nobody has taken the third yet, and there is a place for the fourth"
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_who_waits_is_not_overtaken_by_those_behind_it_that_never_waited(places):
+    keyed = declare(places)
+    held = [keyed.submit("a") for _ in range(places)] and claim()
+    first = keyed.submit("a", priority=9)
+    assert claim(1) == [] and waiting() == [first.pk]
+    for _ in range(places):
+        keyed.submit("a")
+    assert end(held[0]).written
+    assert ids(claim(1)) == [first.pk]
+
+
+def test_a_pass_lets_in_by_the_order_of_claims_too():
+    keyed = declare(2)
+    low = [keyed.submit("a") for _ in range(3)]
+    high = [keyed.submit("a", priority=priority) for priority in (7, 9, 8)]
+    stuck(*high)
+    assert let_in() == 2
+    assert waiting() == [high[0].pk]
+    assert let_in() == 0
+    assert ids(claim()) == [high[1].pk, high[2].pk]
+    assert set(waiting()) == {high[0].pk, *(one.pk for one in low)}
+
+
 def test_a_greater_number_lets_more_in_and_none_lets_in_all():
     keyed = declare(1)
     jobs = [keyed.submit("a") for _ in range(9)]

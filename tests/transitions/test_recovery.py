@@ -17,7 +17,7 @@ from django_durable_jobs.dialects import dialect_for
 from django_durable_jobs.dialects.base import ATTEMPTS
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.testing import FakeClock
-from django_durable_jobs.transitions import _pages, claims, maintenance, recovery
+from django_durable_jobs.transitions import _pages, _refused, maintenance, recovery
 from django_durable_jobs.transitions.claims import ClaimedJob
 from tests._rows import NOW, attempt_row, job_row
 from tests.racing import LIMIT, held, observer
@@ -398,8 +398,8 @@ def test_passes_refuse_an_open_transaction():
 
 @pytest.fixture
 def _nothing_refused(monkeypatch) -> None:
-    monkeypatch.setattr(claims, "_refused", {})
-    monkeypatch.setattr(claims, "REFUSED_SECONDS", 600)
+    monkeypatch.setattr(_refused, "_refused", {})
+    monkeypatch.setattr(_refused, "REFUSED_SECONDS", 600)
 
 
 def number_is_taken(jobs: list[Job]) -> AbstractContextManager[Any]:
@@ -441,9 +441,9 @@ def test_poison_holds_up_no_claim(damage, limit, caplog, monkeypatch):
         assert len(caplog.records) == 4 - len(told), "each is told once, not at each claim"
         after = list(Job.objects.filter(pk__in=[job.pk for job in poison]).values_list())
         assert after == before
-    monkeypatch.setattr(claims, "REFUSED_SECONDS", 0)
-    for key in claims._refused:
-        claims._refused[key] = 0
+    monkeypatch.setattr(_refused, "REFUSED_SECONDS", 0)
+    for key in _refused._refused:
+        _refused._refused[key] = 0
     if damage is not number_is_taken:
         assert len(claim(9)) == 4, "tried again after a while"
         check_rows()
@@ -474,6 +474,6 @@ def test_a_passing_trouble_of_the_database_is_no_poison(monkeypatch):
     monkeypatch.setattr(dialect, "is_transient", lambda error: True)
     with pytest.raises(OperationalError):
         claim(2)
-    assert len(calls) == 1 and not claims._refused
+    assert len(calls) == 1 and not _refused._refused
     monkeypatch.setattr(dialect, "claim", original)
     assert len(claim(2)) == 2
