@@ -38,6 +38,17 @@ def seconds_to_microseconds(seconds: float) -> int:
     return round(seconds * SECOND)
 
 
+def local(value: datetime) -> datetime:
+    """Give an instant in the current time zone, also where ``USE_TZ`` is False.
+
+    In UTC where that zone's date would lie outside the years 1 to 9999.
+    """
+    try:
+        return timezone.localtime(value)
+    except OverflowError:
+        return value.astimezone(UTC)
+
+
 def exact(value: datetime) -> str:
-    """Show an instant to the second in the current time zone, also where ``USE_TZ`` is False."""
-    return f"{timezone.localtime(value):%Y-%m-%d %H:%M:%S %Z}"
+    """Show an instant to the second in the current time zone, as ``local`` says."""
+    return f"{local(value):%Y-%m-%d %H:%M:%S %Z}"

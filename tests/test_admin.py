@@ -307,6 +307,19 @@ def test_instants_are_shown_in_the_local_zone_without_use_tz(viewer: Client, set
     assert "July 1, 2026, 1:30 p.m." in viewer.get(list_url()).content.decode()
 
 
+@pytest.mark.parametrize(
+    ("zone", "run_at"), [("Asia/Tokyo", datetime.max), ("America/New_York", datetime.min)]
+)
+def test_an_instant_that_no_date_of_the_zone_holds_is_shown_in_utc(
+    viewer: Client, settings: Any, zone: str, run_at: datetime
+) -> None:
+    settings.TIME_ZONE = zone
+    job = saved(run_at=run_at.replace(tzinfo=UTC), initial_run_at=run_at.replace(tzinfo=UTC))
+    shown = f'datetime="{run_at.isoformat()}+00:00"'
+    for page in (viewer.get(list_url()).content.decode(), detail(viewer, job)):
+        assert shown in page
+
+
 @pytest.mark.usefixtures("at_now")
 @pytest.mark.parametrize(
     ("changes", "said"),

@@ -105,6 +105,22 @@ def test_seconds_to_microseconds(seconds: float, expected: int) -> None:
     assert instants.seconds_to_microseconds(seconds) == expected
 
 
+@pytest.mark.parametrize(
+    ("zone", "instant", "shown"),
+    [
+        ("Asia/Tokyo", datetime.max, "9999-12-31 23:59:59 UTC"),
+        ("America/New_York", datetime.min, "1-01-01 00:00:00 UTC"),
+        ("America/New_York", datetime.max, "9999-12-31 18:59:59 EST"),
+    ],
+)
+def test_what_no_date_of_the_zone_holds_is_shown_in_utc(
+    zone: str, instant: datetime, shown: str
+) -> None:
+    with django_timezone.override(zone):
+        # Whether a year is padded is the platform's affair.
+        assert instants.exact(instant.replace(tzinfo=UTC)).lstrip("0") == shown
+
+
 # The field, in this process (USE_TZ, UTC) -----------------------------------------------------
 
 

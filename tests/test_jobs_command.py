@@ -189,6 +189,14 @@ def test_show_says_why_a_job_does_not_run_as_the_admin_does(durable_handlers: An
     assert answer("show", str(ended.pk))["standing"] == ["It has succeeded."]
 
 
+def test_show_tells_in_utc_what_no_date_of_the_zone_holds(settings: Any) -> None:
+    settings.TIME_ZONE = "Asia/Tokyo"
+    last = saved(status="scheduled", run_at=datetime.max.replace(tzinfo=UTC))
+    said = "It is due later, at 9999-12-31 23:59:59 UTC."
+    assert standing(last)[0] == answer("show", str(last.pk))["standing"][0] == said
+    assert said in run("show", str(last.pk))[1]
+
+
 def test_stats_count_each_queue() -> None:
     for queue, status in (("a", "queued"), ("a", "queued"), ("b", "running")):
         saved(queue=queue, status=status)

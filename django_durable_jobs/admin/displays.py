@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from django.utils import formats, timezone
+from django.utils import formats
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext as _
 
-from ..instants import exact
+from ..instants import exact, local
 from ..models import Job, JobAttempt
 
 EMPTY = "-"
@@ -34,12 +34,11 @@ def instant(value: datetime | None) -> SafeString | str:
     """
     if value is None:
         return EMPTY
-    local = timezone.localtime(value)
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
         value.astimezone(UTC).isoformat(),
         exact(value),
-        formats.date_format(local, "DATETIME_FORMAT", use_l10n=True),
+        formats.date_format(local(value), "DATETIME_FORMAT", use_l10n=True),
     )
 
 
