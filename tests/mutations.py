@@ -187,8 +187,7 @@ POSTGRESQL = [
     _one("how many are let in", _PC, "LIMIT g.places{ROW_LOCK}", "LIMIT 500{ROW_LOCK}", AS_MANY),
     _one("who is let in", _PC, "ORDER BY j.priority DESC, j.run_at, j.id LIMIT g.places",
          "ORDER BY j.id LIMIT g.places", LETS_IN),
-    _one("a claim's lock", _PC, "LIMIT {int(limit)}{ROW_LOCK} SKIP LOCKED", "LIMIT {int(limit)}",
-         OLD_SNAPSHOT),
+    _one("a claim's lock", _PC, '+ f"{ROW_LOCK} SKIP LOCKED"', "", OLD_SNAPSHOT),
 ]  # fmt: skip
 
 _OWN = "        with self.own(alias, lock_timeout=lock_timeout):\n            return self._fenced("

@@ -37,6 +37,11 @@ SIDE_LANES = [
     Lane(queue=queue, handler="plans.side", version=1, fingerprint="f" * 64)
     for queue in ("default", "mails", "reports")
 ]
+# More than a claim on PostgreSQL reads together.
+EMPTY_LANES = [
+    Lane(queue=f"tenant-{n}", handler="plans.side", version=1, fingerprint="f" * 64)
+    for n in range(100)
+]
 # Jobs that nobody can run, as many as all others, and before all others.
 UNKNOWN = Lane(queue="default", handler="plans.gone", version=1, fingerprint="f" * 64)
 HOUR = 3_600_000_000
@@ -283,6 +288,7 @@ WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (lanes, ("durable_job_claim",)),
     (lambda: claim(LANE), ("durable_job_claim",)),
     (lambda: claim(LANE, *SIDE_LANES), ("durable_job_claim",)),
+    (lambda: claim(*EMPTY_LANES, LANE, *SIDE_LANES), ("durable_job_claim",)),
     (blocked_lanes, ("durable_job_blocked",)),
     (unholdable, ("durable_job_claim",)),
     (release, ("durable_job_blocked",)),
@@ -294,7 +300,8 @@ WORK: list[tuple[Callable[[], None], tuple[str, ...]]] = [
     (cancel_requests, ()),
     (submit_again, ()),
 ]
-NAMES = ["lanes", "claim", "claim of four lanes", "blocked lanes", "unholdable"]
+NAMES = ["lanes", "claim", "claim of four lanes", "claim of many lanes"]
+NAMES += ["blocked lanes", "unholdable"]
 NAMES += [
     "release",
     "waiting",

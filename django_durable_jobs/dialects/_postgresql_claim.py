@@ -27,7 +27,8 @@ def pick_statement(
     """
     selected = ", ".join(f"j.{column}" for column in dict.fromkeys((*_ORDER, *columns)))
     each = (
-        _lane_statement(selected, f"{in_lane(number)} AND {condition}", now=now, limit=limit)
+        _first_of_lane(selected, f"{in_lane(number)} AND {condition}", now=now, limit=limit)
+        + f"{ROW_LOCK} SKIP LOCKED"
         for number in range(lanes)
     )
     picks = " UNION ALL ".join(f"SELECT * FROM ({one}) AS lane{n}" for n, one in enumerate(each))
@@ -37,12 +38,29 @@ def pick_statement(
     )
 
 
-def _lane_statement(selected: str, condition: str, *, now: str, limit: int) -> str:
+def best_lanes_statement(given: str, condition: str, *, now: str, limit: int) -> str:
+    """Find, without a lock, the given lanes whose first claimable jobs come first of all.
+
+    By one index descent for each lane, in a text that does not grow with them.
+    """
+    in_given = (
+        "j.queue = g.queue AND j.handler = g.handler AND j.handler_version = g.version"
+        " AND j.fingerprint = g.fingerprint"
+    )
+    selected = ", ".join(f"j.{column}" for column in _ORDER)
+    first = _first_of_lane(selected, f"{in_given} AND {condition}", now=now, limit=1)
+    return (
+        f"SELECT g.ord FROM ({given}) AS g CROSS JOIN LATERAL ({first}) AS first"
+        f" ORDER BY first.priority DESC, first.run_at, first.id LIMIT {int(limit)}"
+    )
+
+
+def _first_of_lane(selected: str, condition: str, *, now: str, limit: int) -> str:
     return (
         f"SELECT {selected} FROM {JOBS} j"
         f" WHERE {condition} AND j.run_at <= {now} AND j.cancel_requested_at IS NULL"
         " AND j.attempt_count < j.max_attempts + j.granted_attempts"
-        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}{ROW_LOCK} SKIP LOCKED"
+        f" ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(limit)}"
     )
 
 

@@ -6,8 +6,9 @@ BEGIN at READ COMMITTED, the lock timeout for this transaction alone, the statem
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from django.db import InterfaceError, OperationalError, connections, transaction
@@ -18,6 +19,7 @@ from ..transactions import in_test_wrapper
 from ._listening import CHANNEL, Listener, PostgreSQLListener
 from ._postgresql_claim import (
     ROW_LOCK,
+    best_lanes_statement,
     claim_statement,
     of_keys_statement,
     pick_statement,
@@ -55,6 +57,10 @@ _TRANSIENT = frozenset(
 
 # Classes: authorization, no such database, what a role or the startup packet may not do.
 _REFUSALS = ("28", "3D", "42501", "42704", "22023")
+
+# The claim's statement has a part for each lane, so planning it takes longer with each.
+LANES_AT_ONCE = 64
+_LANE_COLUMNS = {"queue": "text", "handler": "text", "version": "integer", "fingerprint": "text"}
 
 _LOCKED_COLUMNS = (
     "status",
@@ -163,11 +169,15 @@ class PostgreSQL(Dialect):
         columns: Sequence[str],
         among: str = "",
     ) -> list[Row]:
+        """In one statement, so that a claim is whole: it ends with the lanes that give any job."""
         now = self.now()
         claimable = self.claimable("j") + (f" AND {among}" if among else "")
-        picked = pick_statement(len(lanes), claimable, now=now, limit=limit)
-        sql = claim_statement(picked, now=now, lease=lease, columns=columns)
-        return self.run(alias, sql, {**lane_params(lanes), "worker": worker})
+        for some in self._best_lanes(partial(self.run, alias), lanes, claimable, {}, limit):
+            picked = pick_statement(len(some), claimable, now=now, limit=limit)
+            sql = claim_statement(picked, now=now, lease=lease, columns=columns)
+            if rows := self.run(alias, sql, {**lane_params(some), "worker": worker}):
+                return rows
+        return []
 
     def pick(
         self,
@@ -181,8 +191,42 @@ class PostgreSQL(Dialect):
         params: Mapping[str, Any],
     ) -> list[Row]:
         claimable = self.claimable("j") + (f" AND {among}" if among else "")
-        sql = pick_statement(len(lanes), claimable, now=self.now(), limit=limit, columns=columns)
-        return self.fetch(alias, sql, {**lane_params(lanes), **params})
+        now = self.now()
+        found: list[Row] = []
+        for some in self._best_lanes(partial(self.fetch, alias), lanes, claimable, params, limit):
+            left = limit - len(found)
+            sql = pick_statement(len(some), claimable, now=now, limit=left, columns=columns)
+            found += self.fetch(alias, sql, {**lane_params(some), **params})
+            if len(found) == limit:
+                break
+        return found
+
+    def _best_lanes(
+        self,
+        fetch: Callable[[str, Params], list[Row]],
+        lanes: Sequence[Lane],
+        claimable: str,
+        params: Mapping[str, Any],
+        limit: int,
+    ) -> Iterator[Sequence[Lane]]:
+        """Give the lanes so many at a time, those first that hold the first jobs of the claim.
+
+        Where there are few they are given as they are. The first ``limit`` jobs are in no more
+        lanes than that; later ones are asked for only where others have locked these.
+        """
+        size = max(LANES_AT_ONCE, limit)
+        while len(lanes) > size:
+            values = [(one.queue, one.handler, one.version, one.fingerprint) for one in lanes]
+            given, given_params = self.rows(_LANE_COLUMNS, values, name="lane")
+            sql = best_lanes_statement(given, claimable, now=self.now(), limit=size)
+            best = [lanes[row[0] - 1] for row in fetch(sql, {**params, **given_params})]
+            if best:
+                yield best
+            if len(best) < size:
+                return
+            given_out = set(best)
+            lanes = [one for one in lanes if one not in given_out]
+        yield lanes
 
     def claim_picked(
         self, alias: str, ids: Sequence[int], *, worker: str, lease: int, columns: Sequence[str]
