@@ -9,6 +9,8 @@ from .base import ATTEMPTS, JOBS, in_lane
 # What an UPDATE takes that changes no key. FOR UPDATE would also wait for (or pass over) rows
 # that a foreign key of the host locks: a long transaction that references a job would lose it.
 ROW_LOCK = " FOR NO KEY UPDATE"
+# What a DELETE takes.
+DELETE_LOCK = " FOR UPDATE"
 
 _ORDER = ("id", "priority", "run_at")
 # What is hashed with a key, so that no lock of the project is one of ours.

@@ -246,10 +246,12 @@ class Dialect(abc.ABC):
         *,
         limit: int,
         order: str = "j.id",
+        to_delete: bool = False,
     ) -> list[Row]:
         """Lock up to ``limit`` jobs that meet an SQL condition; busy ones are passed over.
 
         Gives ``(id, now)``; must run inside ``own``. The condition is checked on the locked row.
+        With ``to_delete`` also a job is busy that an open transaction has made a row refer to.
         """
 
     def undecoded(self, column: str) -> str:

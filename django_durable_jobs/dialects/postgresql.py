@@ -18,6 +18,7 @@ from ..exceptions import LockTimeout
 from ..transactions import in_test_wrapper
 from ._listening import CHANNEL, Listener, PostgreSQLListener
 from ._postgresql_claim import (
+    DELETE_LOCK,
     ROW_LOCK,
     best_lanes_statement,
     claim_statement,
@@ -300,11 +301,13 @@ class PostgreSQL(Dialect):
         *,
         limit: int,
         order: str = "j.id",
+        to_delete: bool = False,
     ) -> list[Row]:
+        lock = DELETE_LOCK if to_delete else ROW_LOCK
         return self.fetch(
             alias,
             f"WITH locked AS MATERIALIZED (SELECT j.id FROM {JOBS} j WHERE {condition}"
-            f" ORDER BY {order} LIMIT {int(limit)}{ROW_LOCK} OF j SKIP LOCKED)"
+            f" ORDER BY {order} LIMIT {int(limit)}{lock} OF j SKIP LOCKED)"
             f" SELECT id, {self.now()} FROM locked",
             params,
         )
@@ -401,7 +404,7 @@ def _job_write(move: FencedMove) -> str:
 
 def _attempt_write(move: FencedMove, skip: str) -> str:
     """The open attempt of the token: updated, deleted, or only required to be there."""
-    mode = " FOR UPDATE" if move.delete_attempt else ROW_LOCK
+    mode = DELETE_LOCK if move.delete_attempt else ROW_LOCK
     lock = f"{mode} OF a{skip}" if move.locks_attempt else ""
     found = (
         f" m AS MATERIALIZED (SELECT a.id, a.job_id FROM {ATTEMPTS} a JOIN o ON a.job_id = o.id"

@@ -271,6 +271,7 @@ class SQLite(Dialect):
         *,
         limit: int,
         order: str = "j.id",
+        to_delete: bool = False,
     ) -> list[Row]:
         return self.fetch(
             alias,

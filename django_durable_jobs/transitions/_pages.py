@@ -33,18 +33,22 @@ def each_page(
     work: PageWork,
     *,
     order: str = "j.id",
+    to_delete: bool = False,
 ) -> int:
     """Do ``work(ids, now)`` on locked pages of the jobs that meet a condition.
 
     Each page is a transaction of our own, done again if it fell victim to another one. Work
     gives the ids of the rows that it moved, which takes them out of the condition. The others
-    are left out of the next pages, so that they never hide them. Gives how many rows were moved.
+    are left out of the next pages, so that they never hide them. Work that deletes says
+    ``to_delete``. Gives how many rows were moved.
     """
     dialect = dialect_for(alias)
 
     def one_page(condition: str) -> tuple[list[Row], set[int]]:
         with dialect.own(alias):
-            page = dialect.lock_jobs(alias, condition, params, limit=PAGE, order=order)
+            page = dialect.lock_jobs(
+                alias, condition, params, limit=PAGE, order=order, to_delete=to_delete
+            )
             ids = [row[0] for row in page]
             now = max((row[1] for row in page), default=0)
             return page, set(isolated(alias, ids, partial(work, now=now)) if page else ())

@@ -14,8 +14,9 @@ DAY_SECONDS = 86_400
 def prune(alias: str, *, days: float, statuses: frozenset[str] = frozenset(states.TERMINAL)) -> int:
     """Delete the jobs that ended more than ``days`` ago in one of ``statuses``; give how many.
 
-    Page by page, each in a short transaction; what somebody has locked is passed over. Rows of
-    the project that refer to a job go or stay as their ``on_delete`` says.
+    Page by page, each in a short transaction; what somebody has locked is passed over, and what
+    an open transaction has made a row refer to. Rows of the project that refer to a job go or
+    stay as their ``on_delete`` says.
     """
     kept = statuses - set(states.TERMINAL)
     if kept:
@@ -27,4 +28,5 @@ def prune(alias: str, *, days: float, statuses: frozenset[str] = frozenset(state
         Job.objects.using(alias).filter(pk__in=ids).delete()
         return ids
 
-    return each_page(alias, f"j.status IN ({ended}) AND j.finished_at < {before}", (), delete)
+    condition = f"j.status IN ({ended}) AND j.finished_at < {before}"
+    return each_page(alias, condition, (), delete, to_delete=True)
