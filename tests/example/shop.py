@@ -31,6 +31,8 @@ from ..worker.support import PATIENCE, until
 EXAMPLE = Path(__file__).resolve().parents[2] / "example_project"
 # What running the example leaves behind, and what its user may keep beside it.
 LEFTOVERS = shutil.ignore_patterns(".*", "__pycache__", "db.sqlite3*", "imports")
+# How variables begin that the suite or its machine may have set, and that would change the shop.
+NOT_THE_SHOPS = ("DJANGO_", "SHOP_", "TEST_", "DATABASE_URL", "HOST", "PORT")
 JOB = "django_durable_jobs_job"
 ATTEMPT = "django_durable_jobs_jobattempt"
 # The end of each chunk of an import, and what holds it there.
@@ -92,9 +94,7 @@ class Shop:
         self.logs.mkdir()
         shutil.copytree(EXAMPLE, folder, ignore=LEFTOVERS)
         self.environment = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("DJANGO_", "SHOP_", "TEST_", "DATABASE_URL"))
+            name: value for name, value in os.environ.items() if not name.startswith(NOT_THE_SHOPS)
         }
         self.environment["PYTHONWARNINGS"] = "error"
         # As in a terminal that was used for another project.
