@@ -27,6 +27,7 @@ from tests._admin import (
 )
 from tests._rows import NOW, attempt_row, job_row
 from tests.racing import Held, held
+from tests.transitions.live import LONG_AGO
 
 NAMES = ("request_cancel", "retry", "release")
 PERMISSIONS = {"request_cancel": "cancel_job", "retry": "retry_job", "release": "release_job"}
@@ -243,7 +244,7 @@ class TestMoves:
         assert statuses() == {one.job_id: "queued"}
 
     def test_release_lets_blocked_jobs_wait_again(self) -> None:
-        chosen = [blocked(job_id="b"), saved(job_id="q")]
+        chosen = [blocked(job_id="b", run_at=LONG_AGO), saved(job_id="q")]
         told = messages(confirm(superuser(), "release", chosen))
         assert told[0] == "1 released, 1 refused."
         assert "cannot release job q" in told[1]

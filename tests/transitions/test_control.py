@@ -25,7 +25,7 @@ from tests.racing import LIMIT, PATIENT, held, racing
 from tests.testapp.models import Business
 
 from . import moves
-from .live import check_rows, claim, claimed, done, expire, holders, lock, queued
+from .live import LONG_AGO, check_rows, claim, claimed, done, expire, holders, lock, queued
 from .moves import snapshot
 
 pytestmark = pytest.mark.django_db
@@ -237,7 +237,7 @@ def test_a_key_is_held_by_a_live_job_of_its_scope_and_handler_only(other):
 
 
 def test_a_release_whose_key_is_held_names_the_holder():
-    job = stored("blocked", blocked_reason="corrupt_payload", **KEYED)
+    job = stored("blocked", blocked_reason="corrupt_payload", run_at=LONG_AGO, **KEYED)
     holder = stored("queued", **KEYED)
     before = snapshot()
     with pytest.raises(InvalidTransition, match=f"{job.job_id}.* held by job {holder.job_id}"):
@@ -253,7 +253,7 @@ def test_a_release_whose_key_is_held_names_the_holder():
 )
 @pytest.mark.parametrize("move", ["retry", "release"])
 def test_a_holder_that_ends_between_refusal_and_look_holds_nothing(move, monkeypatch):
-    corrupt = {"blocked_reason": "corrupt_payload"}
+    corrupt = {"blocked_reason": "corrupt_payload", "run_at": LONG_AGO}
     job = ended("failed", **KEYED) if move == "retry" else stored("blocked", **KEYED, **corrupt)
     holder = stored("queued", **KEYED)
     original, looked = control._holder, []
