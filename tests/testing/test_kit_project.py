@@ -38,7 +38,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(wheel: Path, folder: Path, *arguments: str, database: bool) -> subprocess.Popen[str]:
     """Start Python in a user's folder, warnings being errors, with nothing of this suite's."""
-    ours = ("COV", "PYTEST", "TEST_", "DJANGO_SETTINGS_MODULE")
+    ours = ("COV", "PYTEST", "TEST_", "DJANGO_SETTINGS_MODULE", "PY_COLORS", "FORCE_COLOR")
     env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     env["PYTHONPATH"] = str(wheel)
     if not database:
