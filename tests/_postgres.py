@@ -26,6 +26,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -121,7 +122,7 @@ def running(bindir: Path | None = None, *, durable: bool = False) -> Iterator[Se
     bindir = bindir or _embedded_bindir()
     settings = SERVER_SETTINGS if durable else {**SERVER_SETTINGS, **THROW_AWAY_SETTINGS}
     user = _server_user()
-    base = Path(tempfile.mkdtemp(prefix="durable-jobs-postgres-"))
+    base = Path(tempfile.mkdtemp(prefix="durable-jobs-postgres-", dir=_place(user)))
     try:
         if user is not None:
             os.chown(base, user.pw_uid, user.pw_gid)
@@ -161,6 +162,13 @@ def _server_user() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise ServerDidNotStart(f"root needs one of the users {UNPRIVILEGED_USERS} to run it")
+
+
+def _place(user: pwd.struct_passwd | None) -> Path:
+    """Give the folder for temporary files, or /tmp if that one may be closed to `user`."""
+    usual = Path(tempfile.gettempdir()).resolve()
+    everybody = all(folder.stat().st_mode & stat.S_IXOTH for folder in (usual, *usual.parents))
+    return usual if user is None or everybody else Path("/tmp")
 
 
 def _reachable(bindir: Path, base: Path, user: pwd.struct_passwd | None) -> Path:
