@@ -155,10 +155,10 @@ def test_no_end_and_no_effect_is_lost_while_the_server_is_away_for_a_minute(
     load.gated(jobs.gated_deposit, "patient", "gh")
     load.brief("patient", 100)
     load.gated(jobs.obedient, "hasty", "yz")
-    load.brief("hasty", HASTY)
     workers = Workers(start_worker, server.url)
     for name in "abcdefghyz":
         gate.begun(name)
+    load.brief("hasty", HASTY)
     until(lambda: load.done("hasty") > 50, "the midst of the work", PATIENCE)
     pids = workers.pids()
 
@@ -183,7 +183,10 @@ def test_no_end_and_no_effect_is_lost_while_the_server_is_away_for_a_minute(
     until(lambda: not load.jobs.exclude(status="succeeded").exists(), "the rest", PATIENCE)
     load.judge()
     assert load.outcomes(job__queue="patient") == {("returned",)}
-    assert load.outcomes(job__job_id__in=["y", "z"]) == {("lost", "returned")}
+    for outcomes in load.outcomes(job__job_id__in=["y", "z"]):
+        # On a slow machine a later attempt may outlast its lease, too.
+        *lost, last = outcomes
+        assert set(lost) == {"lost"} and last == "returned", outcomes
     assert max(computed) < SHARE * OUTAGE
     assert lines < LINES
     assert workers.pids() == pids
