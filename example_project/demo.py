@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+from urllib.parse import quote
 
 import processes
 
@@ -20,7 +21,7 @@ FOLDER = processes.HERE / ".demo"
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
-    os.environ.setdefault("DATABASE_URL", f"sqlite:///{FOLDER / 'demo.sqlite3'}")
+    os.environ.setdefault("DATABASE_URL", f"sqlite:///{quote(str(FOLDER / 'demo.sqlite3'))}")
     processes.on_stop(signal.default_int_handler)
     processes.set_up_django()
     processes.prepare_database()

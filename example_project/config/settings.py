@@ -14,6 +14,7 @@ SHOP_SHUTDOWN_SECONDS  how long a worker that stops lets its jobs finish
 """
 
 from pathlib import Path
+from urllib.parse import quote
 
 import environ
 
@@ -72,7 +73,8 @@ TEMPLATES = [
     }
 ]
 
-DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{BASE_DIR / 'db.sqlite3'}")}
+SQLITE_FILE = quote(str(BASE_DIR / "db.sqlite3"))  # whatever characters the path has
+DATABASES = {"default": env.db("DATABASE_URL", default=f"sqlite:///{SQLITE_FILE}")}
 if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
     # SQLite has one writer. WAL lets readers go on meanwhile, IMMEDIATE makes a
     # transaction wait for its turn at its start (not fail in its middle), and

@@ -45,7 +45,8 @@ def new_shop(tmp_path: Path, is_postgres: bool) -> Iterator[NewShop]:
 
         def make(template: str = "template1") -> Shop:
             url = stack.enter_context(new_postgres_database(template)) if is_postgres else None
-            shop = Shop(tmp_path / f"shop-{secrets.token_hex(4)}", url)
+            # What an address has to quote may stand in the name of anybody's folder.
+            shop = Shop(tmp_path / f"a shop+#%41-{secrets.token_hex(4)}", url)
             stack.callback(shop.end)
             return shop
 

@@ -24,7 +24,7 @@ from http.cookies import SimpleCookie
 from importlib import resources
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote, unquote, urlencode
 
 from ..worker.support import PATIENCE, until
 
@@ -100,7 +100,7 @@ class Shop:
         # As in a terminal that was used for another project.
         self.environment["DJANGO_SETTINGS_MODULE"] = "another.settings"
         self.processes: list[Process] = []
-        self.database_url = database_url or f"sqlite:///{folder / 'db.sqlite3'}"
+        self.database_url = database_url or sqlite_url(folder / "db.sqlite3")
         if database_url:
             self.environment["DATABASE_URL"] = database_url
 
@@ -157,7 +157,7 @@ class Shop:
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         if self.database_url.startswith("sqlite:///"):
-            path = self.database_url.removeprefix("sqlite:///")
+            path = unquote(self.database_url.removeprefix("sqlite:///"))
             with closing(sqlite3.connect(path, timeout=20)) as lite:
                 return lite.execute(query).fetchall()
         import psycopg
@@ -175,6 +175,11 @@ class Shop:
 
     def count(self, table: str) -> int:
         return self.value(f"SELECT count(*) FROM {table}")
+
+
+def sqlite_url(file: Path) -> str:
+    """Give the address of a file, whatever characters its path has."""
+    return f"sqlite:///{quote(str(file))}"
 
 
 def processes() -> Iterator[int]:

@@ -7,13 +7,13 @@ import re
 import signal
 
 from ..worker.support import parent_of, until
-from .shop import NewShop, Process, Shop
+from .shop import NewShop, Process, Shop, sqlite_url
 
 
 def start_demo(shop: Shop) -> Process:
     if "DATABASE_URL" not in shop.environment:
         # As `make demo` does without one: in a fresh file.
-        shop.database_url = f"sqlite:///{shop.folder / '.demo' / 'demo.sqlite3'}"
+        shop.database_url = sqlite_url(shop.folder / ".demo" / "demo.sqlite3")
     return shop.start("demo.py")
 
 
