@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -83,7 +84,8 @@ class Siege:
         number = self._draw.randrange(len(COMMANDS))
         worker = self._workers[number]
         victim = self._draw.choice([worker.pid, *worker.children()])
-        os.kill(victim, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(victim, signal.SIGKILL)
         if victim == worker.pid:
             # The children of a supervisor that is gone end by themselves.
             worker.ends()

@@ -64,7 +64,8 @@ class Walk:
         return some
 
     def any_job(self, *statuses: str) -> Job | None:
-        ids = list(Job.objects.filter(status__in=statuses).values_list("pk", flat=True))
+        found = Job.objects.filter(status__in=statuses).order_by("pk")
+        ids = list(found.values_list("pk", flat=True))
         return Job.objects.get(pk=self.draw.choice(ids)) if ids else None
 
     # -- the steps

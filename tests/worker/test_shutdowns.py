@@ -98,7 +98,7 @@ def test_busy_workers_leave_nothing_behind_whenever_they_are_told_to_end(
             until(lambda: f"Worker {name} on" in worker.output(), "a start")
             # While it starts, around its first claim, or in the midst of work.
             if number % 4:
-                until(mine.exists, "a claim")
+                until(lambda: load.top_up() or mine.exists(), "a claim")
             delay = draw.uniform(0, 0.1 if number % 4 < 2 else 1)
             time.sleep(delay)
             signal_it(worker, draw)
