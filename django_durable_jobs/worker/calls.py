@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
@@ -15,24 +16,59 @@ from . import connections
 from .context import JobContext
 
 
+class RunningLoop:
+    """An event loop in a thread of its own, until it is told to end.
+
+    An exit that some task raises is that task's own, and so is a handler's ``loop.stop()``.
+    """
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._over = False
+        self._thread = threading.Thread(target=self._run, name="durable-async", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.loop.close()
+            raise
+
+    def end(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._cancel_the_rest(), self.loop)
+        self._thread.join(5)
+        if not self._thread.is_alive():
+            self.loop.close()
+
+    def _run(self) -> None:
+        while not self._over:
+            with suppress(SystemExit, KeyboardInterrupt):
+                self.loop.run_forever()
+
+    async def _cancel_the_rest(self) -> None:
+        """Cancel what handlers have started and not awaited; then stop the loop."""
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=1)
+        self._over = True
+        self.loop.stop()
+
+
 class EventLoop:
-    """One event loop in a thread of its own, started by the first async handler."""
+    """One event loop for all async handlers, started by the first of them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._running: RunningLoop | None = None
         self._calls = 0
         self._stopping = False
 
     def call(self, coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout: float) -> Any:
         """Run to the end; the task is cancelled at the attempt's deadline (CONTRACT 4.5)."""
-        loop = self._enter()
-        try:
+        # One that has never begun, as without a loop or past its deadline, is to be closed.
+        with closing(coroutine), self._entered() as loop:
             future = asyncio.run_coroutine_threadsafe(_alone(coroutine, ctx, timeout), loop)
             result, error = future.result()
-        finally:
-            self._leave()
         if error is not None:
             raise error
         return result
@@ -45,16 +81,17 @@ class EventLoop:
         if is_idle:
             self._end()
 
-    def _enter(self) -> asyncio.AbstractEventLoop:
+    @contextmanager
+    def _entered(self) -> Iterator[asyncio.AbstractEventLoop]:
         with self._lock:
+            if self._running is None:
+                self._running = RunningLoop()
             self._calls += 1
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="durable-async", daemon=True
-                )
-                self._thread.start()
-            return self._loop
+            loop = self._running.loop
+        try:
+            yield loop
+        finally:
+            self._leave()
 
     def _leave(self) -> None:
         with self._lock:
@@ -65,24 +102,9 @@ class EventLoop:
 
     def _end(self) -> None:
         with self._lock:
-            loop, thread = self._loop, self._thread
-            self._loop = self._thread = None
-        if loop is None or thread is None:
-            return
-        asyncio.run_coroutine_threadsafe(_cancel_the_rest(), loop)
-        thread.join(5)
-        if not thread.is_alive():
-            loop.close()
-
-
-async def _cancel_the_rest() -> None:
-    """Cancel what handlers have started and not awaited; then stop the loop."""
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=1)
-    asyncio.get_running_loop().stop()
+            running, self._running = self._running, None
+        if running is not None:
+            running.end()
 
 
 End = tuple[Any, BaseException | None]
@@ -107,7 +129,6 @@ async def _bounded(coroutine: Coroutine[Any, Any, Any], ctx: JobContext, timeout
         result, error = await task
     except asyncio.CancelledError as cancelled:
         # The alarm rang before the coroutine had begun.
-        coroutine.close()
         result, error = None, cancelled
     finally:
         alarm.cancel()

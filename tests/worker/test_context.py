@@ -6,7 +6,7 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -479,6 +479,87 @@ def test_a_task_that_an_async_handler_leaves_behind_ends_with_the_worker(
     assert fresh(done).status == "succeeded"
     until(left[0].cancelled, "the task to end")
     until(lambda: set(threading.enumerate()) <= before, "the threads to end")
+
+
+async def exits() -> None:
+    raise SystemExit(3)
+
+
+async def gathers() -> None:
+    await asyncio.gather(exits())
+
+
+async def groups() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(exits())
+
+
+async def leaves_behind() -> None:
+    left = asyncio.ensure_future(exits())
+    await asyncio.wait([left])
+    assert isinstance(left.exception(), SystemExit)
+
+
+async def stops_the_loop() -> None:
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"),
+    [
+        (gathers, "failed"),
+        (groups, "failed"),
+        (leaves_behind, "succeeded"),
+        (stops_the_loop, "succeeded"),
+    ],
+)
+def test_an_exit_in_a_task_of_an_async_handler_ends_no_other(
+    handlers: Registry, ends: Callable[[], Awaitable[None]], status: str
+) -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    @job("context.async_bystander")
+    async def async_bystander(ctx: JobContext) -> str:
+        begun.set()
+        await ended.wait()
+        return "fine"
+
+    @job("context.async_exits", max_attempts=1)
+    async def async_exits(ctx: JobContext) -> None:
+        await begun.wait()
+        try:
+            await ends()
+        finally:
+            ended.set()
+
+    bystander, one = async_bystander.submit(), async_exits.submit()
+    drain(threads=2)
+    assert fresh(one).status == status
+    assert (fresh(bystander).status, fresh(bystander).result) == ("succeeded", "fine")
+
+
+def test_an_event_loop_whose_thread_cannot_start_leaves_nothing_behind(
+    handlers: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def refuse_once(thread: threading.Thread) -> None:
+        if thread.name == "durable-async" and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+
+    @job("context.async_begins", max_attempts=2, backoff=0)
+    async def async_begins(ctx: JobContext) -> str:
+        return "begun"
+
+    one = async_begins.submit()
+    drain()
+    assert refused
+    assert (fresh(one).result, attempts(one)[0].status) == ("begun", "failed")
 
 
 def test_async_handlers_have_connections_of_their_own(handlers: Registry) -> None:
