@@ -10,7 +10,7 @@ from typing import Any
 
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 
-from ..exceptions import JobTimeout
+from ..exceptions import JobInterrupt, JobTimeout
 from ..handlers import Handler
 from . import connections
 from .context import JobContext
@@ -70,7 +70,7 @@ class EventLoop:
             future = asyncio.run_coroutine_threadsafe(_alone(coroutine, ctx, timeout), loop)
             result, error = future.result()
         if error is not None:
-            raise error
+            raise _plain(error)
         return result
 
     def stop(self) -> None:
@@ -143,6 +143,13 @@ async def _caught(coroutine: Coroutine[Any, Any, Any]) -> End:
         return await coroutine, None
     except BaseException as error:
         return None, error
+
+
+def _plain(error: BaseException) -> BaseException:
+    """Give the stop that a ``TaskGroup`` has wrapped, if nothing else went wrong in it."""
+    while isinstance(error, BaseExceptionGroup) and error.split(JobInterrupt)[1] is None:
+        error = error.exceptions[0]
+    return error
 
 
 class Caller:

@@ -410,6 +410,55 @@ def test_the_async_twins_stop_a_handler_as_the_others_do(handlers: Registry, why
     assert [type(error) for error in told] == [JobCancelled if why == "cancelled" else LeaseLost]
 
 
+@pytest.mark.parametrize(
+    ("why", "others", "status", "outcome"),
+    [
+        ("cancelled", 0, "cancelled", "stopped"),
+        ("stopped", 0, "interrupted", "stopped"),
+        ("lost", 0, "interrupted", "lost"),
+        ("stopped", 1, "failed", "raised"),
+    ],
+)
+def test_a_group_of_nothing_but_stops_is_a_stop(
+    handlers: Registry, why: str, others: int, status: str, outcome: str
+) -> None:
+    def ask(ctx: JobContext) -> None:
+        one = Job.objects.get(job_id=ctx.job_id)
+        if why == "cancelled":
+            one.request_cancel()
+            ctx.mark_cancel_requested()
+        elif why == "stopped":
+            ctx.mark_stop_requested()
+        else:
+            change(one, lease_expires_at=1)
+            ctx.mark_lost()
+
+    async def part(ctx: JobContext) -> None:
+        async with asyncio.TaskGroup() as inner:
+            for _ in range(2):
+                inner.create_task(looks(ctx))
+
+    async def looks(ctx: JobContext) -> None:
+        ctx.check()
+
+    async def fails() -> None:
+        raise ValueError
+
+    @job("context.async_grouped", max_attempts=1, retry_on_interrupt=False)
+    async def async_grouped(ctx: JobContext) -> None:
+        await sync_to_async(ask)(ctx)
+        async with asyncio.TaskGroup() as outer:
+            outer.create_task(part(ctx))
+            for _ in range(others):
+                outer.create_task(fails())
+
+    one = async_grouped.submit()
+    drain()
+    if why == "lost":
+        drain()
+    assert (fresh(one).status, only_attempt(one).outcome) == (status, outcome)
+
+
 def test_the_deadline_cancels_the_task_of_an_async_handler(handlers: Registry) -> None:
     cleaned = []
 
