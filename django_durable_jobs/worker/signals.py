@@ -103,6 +103,20 @@ def held_back() -> Iterator[None]:
         _mask("SIG_SETMASK", mask)
 
 
+@contextmanager
+def children_waited_for() -> Iterator[None]:
+    """Have children that end wait for us, where whoever started us has their end ignored."""
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
 def _mask(how: str, numbers: Iterable[int]) -> set[int]:
     """Change this thread's mask and give the one before; Windows has none."""
     change = getattr(signal, "pthread_sigmask", None)

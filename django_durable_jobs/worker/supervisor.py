@@ -16,7 +16,7 @@ from ..words import counted
 from .lifeline import ChildEnd, ParentEnd, lifeline
 from .lifetime import HeartbeatFile
 from .loop import CRASHED, DRAINED, GAVE_UP
-from .signals import Stop, held_back, stop_on_signal
+from .signals import Stop, children_waited_for, held_back, stop_on_signal
 
 logger = logging.getLogger("django_durable_jobs.worker")
 
@@ -118,6 +118,10 @@ class Supervisor:
     def run(self, stop: Stop) -> int:
         """Work until told to stop and all children have ended; give the exit code that counts."""
         stop.hand_to(self.stop, end_now=self._kill_all)
+        with children_waited_for():
+            return self._run()
+
+    def _run(self) -> int:
         while self._is_needed():
             self._time.tick()
             if self._stopping:
@@ -171,7 +175,7 @@ class Supervisor:
         # One beside its successor at most: the next one waits for the first to end.
         if child.retires and child is place.serving and place.retiring is None:
             place.serving, place.retiring = None, child
-            pause = self._put_off(place, child)
+            pause = self._put_off(place, child.born)
             logger.info("worker process %d retires; its successor begins in %g s", child.pid, pause)
         complaint = self._complaint_of(child)
         if complaint is not None and not child.killed:
@@ -201,33 +205,46 @@ class Supervisor:
         if self._stopping or (self._bounded and code == DRAINED):
             place.next_start = math.inf
             return
-        pause = self._put_off(place, child)
+        pause = self._put_off(place, child.born)
         logger.error(
             "worker process %d ended with %d and is replaced in %g s", child.pid, code, pause
         )
 
-    def _put_off(self, place: Place, child: Child) -> float:
-        """Give the pause before a child's successor begins: longer while they end at once."""
-        ended_at_once = self._time.now - child.born < SETTLED_SECONDS
+    def _put_off(self, place: Place, born: float) -> float:
+        """Give the pause before the next child begins: longer while they end at once."""
+        ended_at_once = self._time.now - born < SETTLED_SECONDS
         place.short_lives = place.short_lives + 1 if ended_at_once else 1
         pause = min(RESTART_MAX_SECONDS, RESTART_SECONDS * 2.0 ** min(place.short_lives - 1, 10))
         place.next_start = self._time.now + pause
         return pause
 
     def _start(self, place: Place) -> None:
-        # A signal handler that ran in the child between here and there would be our own. What is
-        # sent to the child meanwhile waits for its own.
-        with held_back():
-            if self._stopping:
-                return
-            ours, theirs = lifeline()
-            pid = os.fork()
+        try:
+            # A signal handler that ran in the child between here and there would be our own.
+            # What is sent to the child meanwhile waits for its own.
+            with held_back():
+                if not self._stopping:
+                    place.serving = self._fork(place.number)
+        except OSError as error:
+            pause = self._put_off(place, self._time.now)
+            logger.error(
+                "a worker process cannot be started and is tried again in %g s: %s", pause, error
+            )
+
+    def _fork(self, number: int) -> Child:
+        """Raises ``OSError`` where the system has no process or descriptor left."""
+        ours, theirs = lifeline()
+        with theirs:
+            try:
+                pid = os.fork()
+            except OSError:
+                ours.close()
+                raise
             if pid == 0:
                 others = [ours, *(child.line for child in self._children())]
-                _run_child(self._work, place.number, theirs, others)
-            theirs.close()
-            now = self._time.now
-            place.serving = Child(pid=pid, line=ours, born=now, heard=now)
+                _run_child(self._work, number, theirs, others)
+        now = self._time.now
+        return Child(pid=pid, line=ours, born=now, heard=now)
 
     # -- the end
 

@@ -6,10 +6,12 @@ pid and the monotonic time to the file ``starts`` of the folder.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -21,6 +23,7 @@ import django
 
 django.setup()
 
+from django_durable_jobs.worker import supervisor  # noqa: E402
 from django_durable_jobs.worker.lifeline import ChildEnd  # noqa: E402
 from django_durable_jobs.worker.signals import Stop, stop_on_signal  # noqa: E402
 from django_durable_jobs.worker.supervisor import Limits, Supervisor  # noqa: E402
@@ -89,6 +92,39 @@ def crash(number: int, parent: ChildEnd) -> int:
     os._exit(3)
 
 
+def refuse_some_starts() -> None:
+    """The third start finds no process to be had, the fourth no descriptor."""
+    fork, lifeline = os.fork, supervisor.lifeline
+    lines = 0
+
+    def refused(code: int) -> OSError:
+        return OSError(code, os.strerror(code))
+
+    def counted_lifeline() -> tuple[supervisor.ParentEnd, socket.socket]:
+        nonlocal lines
+        lines += 1
+        if lines == 4:
+            raise refused(errno.EMFILE)
+        return lifeline()
+
+    def bounded_fork() -> int:
+        if lines == 3:
+            raise refused(errno.EAGAIN)
+        return fork()
+
+    supervisor.lifeline, os.fork = counted_lifeline, bounded_fork
+
+
+def crash_once(number: int, parent: ChildEnd) -> int:
+    """The first of place 0 crashes, once the other place is served."""
+    if number == 0 and is_first():
+        while len((FOLDER / "starts").read_text().splitlines()) < 2:
+            parent.beat()
+            time.sleep(0.05)
+        os._exit(3)
+    return serve(parent)
+
+
 def retire(number: int, parent: ChildEnd) -> int:
     """The first two retire and go on until the gate of their pid is open."""
     starts = (FOLDER / "starts").read_text().splitlines()
@@ -133,6 +169,7 @@ WORK: dict[str, object] = {
     "halted": lambda number, parent: stop_itself(parent),
     "sigstop": hangs(stop_itself, next_to=serve),
     "crash": crash,
+    "refused": crash_once,
     "retire": retire,
     "orphans": orphans,
 }
@@ -141,6 +178,8 @@ WORK: dict[str, object] = {
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     work = WORK[sys.argv[2]]
+    if sys.argv[2] == "refused":
+        refuse_some_starts()
 
     def noted(number: int, parent: ChildEnd, stop: Stop) -> int:
         with (FOLDER / "starts").open("a") as starts:

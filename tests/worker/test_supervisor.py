@@ -135,13 +135,47 @@ def test_the_pause_is_bounded_and_forgotten_by_a_child_that_lived() -> None:
     (place,) = supervisor._places
     ours, theirs = lifeline()
     child = Child(pid=0, line=ours, born=0, heard=0)
-    pauses = [supervisor._put_off(place, child) for _ in range(2000)]
+    pauses = [supervisor._put_off(place, child.born) for _ in range(2000)]
     assert pauses[:7] == [0.5, 1, 2, 4, 8, 16, 30]
     assert set(pauses[7:]) == {30}
     supervisor._time.now = 60
-    assert supervisor._put_off(place, child) == 0.5
+    assert supervisor._put_off(place, child.born) == 0.5
     theirs.close()
     ours.close()
+
+
+def test_a_start_that_the_system_refuses_is_tried_again(
+    supervise: Callable[..., Supervised],
+) -> None:
+    supervisor = supervise("refused", 2)
+    supervisor.started(3)
+    assert [number for number, _, _ in supervisor.starts()].count(0) == 2
+    assert supervisor.output().count("cannot be started") == 2
+    # One line for each child: of the starts that were refused nothing is left open.
+    until(lambda: count_of_sockets(supervisor.popen.pid) == 2, "the other ends to be closed")
+    supervisor.popen.terminate()
+    assert supervisor.ends() == 0, supervisor.output()
+
+
+def count_of_sockets(pid: int) -> int:
+    count = 0
+    for one in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            count += os.readlink(one).startswith("socket:")
+    return count
+
+
+def test_it_knows_how_children_end_where_their_end_was_ignored(
+    supervise: Callable[..., Supervised],
+) -> None:
+    ignore = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    command = [sys.executable, "-c", f"{ignore}; os.execv(sys.argv[1], sys.argv[1:])"]
+    supervisor = supervise("serve", 1, command)
+    (child,) = supervisor.started(1)
+    os.kill(child, signal.SIGKILL)
+    supervisor.started(2)
+    supervisor.popen.terminate()
+    assert supervisor.ends() == 0, supervisor.output()
 
 
 def test_a_pause_of_the_whole_machine_is_nobodys_silence(
