@@ -19,14 +19,13 @@ def clean() -> None:
 def undo() -> None:
     """Undo what the project's code has left behind on the thread's connections.
 
-    One in a transaction, without autocommit or broken is closed, which rolls back what it had
-    open; the next use opens a new one.
+    One in a transaction, without autocommit or with an error behind it is closed, which rolls
+    back what it had open; the next use opens a new one. Whether it still works is not asked:
+    nobody watches that question, which a network may swallow for good.
     """
     for connection in connections.all(initialized_only=True):
-        if not _is_clean(connection):
+        if connection.errors_occurred or not _is_clean(connection):
             forget(connection)
-        elif connection.errors_occurred:
-            connection.close_if_unusable_or_obsolete()
 
 
 def close_all() -> None:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError, connection, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    OperationalError,
+    connection,
+    connections,
+    transaction,
+)
 
 from django_durable_jobs import JobContext, job
 from django_durable_jobs.exceptions import JobCancelled, LeaseLost, LockTimeout
@@ -395,6 +403,31 @@ def test_a_connection_that_broke_in_a_handler_is_not_the_next_ones(
     drain()
     assert (fresh(broken).status, fresh(broken).attempt_count) == ("succeeded", 2)
     assert (fresh(after).status, fresh(after).attempt_count) == ("succeeded", 1)
+
+
+def test_a_connection_with_an_error_behind_it_is_closed_and_asked_nothing(
+    handlers: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Any] = []
+    asked: list[Any] = []
+
+    def is_usable(self: Any) -> bool:
+        asked.append(self)
+        return True
+
+    monkeypatch.setattr(type(connections["default"]), "is_usable", is_usable)
+
+    @job("resilience.hides")
+    def hides(ctx: JobContext) -> None:
+        with suppress(DatabaseError), connection.cursor() as cursor:
+            used.append(connection.connection)
+            cursor.execute("SELECT * FROM none_such")
+
+    both = [hides.submit() for _ in range(2)]
+    drain()
+    assert [fresh(one).status for one in both] == ["succeeded"] * 2
+    assert used[0] is not used[1]
+    assert asked == []
 
 
 def test_a_finish_waits_for_a_row_that_somebody_has_locked(
