@@ -157,21 +157,24 @@ class Worker:
         for loop in self._loops:
             loop.start()
         code = CRASHED
-        try:
-            with connections.own(self._alias, patient=self.options.until_idle):
+        with connections.own(self._alias, patient=self.options.until_idle):
+            try:
                 self._work()
                 if self._parent is not None and self._is_replaced():
                     self._parent.retire()
                 code = DRAINED if self._shutdown.run() else GAVE_UP
-            return code
-        finally:
-            # Threads that are left behind may hold what ours wait for.
-            patience = LAST_SECONDS if code == GAVE_UP else END_SECONDS
-            stop_all(self._loops, patience)
-            self._call.stop()
-            self._presence.leave(patience=patience)
-            finished = counted(self.finished, "attempt")
-            logger.info("worker %s ends; it finished %s", self.options.name, finished)
+            finally:
+                self._end(code)
+        return code
+
+    def _end(self, code: int) -> None:
+        # Threads that are left behind may hold what ours wait for.
+        patience = LAST_SECONDS if code == GAVE_UP else END_SECONDS
+        stop_all(self._loops, patience)
+        self._call.stop()
+        self._presence.leave(patience=patience)
+        finished = counted(self.finished, "attempt")
+        logger.info("worker %s ends; it finished %s", self.options.name, finished)
 
     def _health(self) -> dict[str, Any]:
         """What the worker's row says of it, as JSON (CONTRACT 4.9)."""

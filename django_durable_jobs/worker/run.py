@@ -157,8 +157,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_database(options: WorkerOptions) -> None:
-    _refuse_transaction(options.alias)
+    # A connection that nobody has opened yet is in no transaction, and is not opened for that: only
+    # our own is, whose settings bound the wait.
+    if connections[options.alias].connection is not None:
+        _refuse_transaction(options.alias)
     with own(options.alias, patient=options.until_idle):
+        _refuse_transaction(options.alias)
         require_migrations(options.alias)
         if options.schedules:
             _require_adopted(options.alias)

@@ -12,8 +12,13 @@ import pytest
 from django.db import OperationalError, connection, connections
 
 from django_durable_jobs.dialects import dialect_for
+from django_durable_jobs.worker.loop import Worker
+from django_durable_jobs.worker.options import build_options
+from django_durable_jobs.worker.run import run_worker
+from django_durable_jobs.worker.signals import Stop
 
 from .conftest import StartWorker
+from .support import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -91,6 +96,34 @@ def test_a_server_that_refuses_ends_the_start_with_2(start_worker: StartWorker) 
     assert 'database "default" does not let this worker in: connection failed' in line
     assert line.endswith("(SQLSTATE 28P01)")
     assert "secret" not in line
+
+
+@postgres
+def test_from_the_start_to_the_end_no_connection_is_waited_for_without_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[dict[str, Any]] = []
+    wrapper = type(connections["default"])
+    connect = wrapper.get_new_connection
+
+    def get_new_connection(self: Any, conn_params: dict[str, Any]) -> Any:
+        asked.append(conn_params)
+        return connect(self, conn_params)
+
+    monkeypatch.setattr(wrapper, "get_new_connection", get_new_connection)
+    connections.close_all()
+    stop = Stop()
+    options = build_options(processes=0, threads=1)
+    started: list[Worker] = []
+
+    def work(worker: Worker) -> None:
+        until(lambda: worker._presence._key is not None, "the worker's row")
+        started.append(worker)
+
+    monkeypatch.setattr(Worker, "_work", work)
+    assert run_worker(options, owns_process=False, started=lambda options: None, stop=stop) == 0
+    assert len(started) == 1
+    assert [one for one in asked if one.get("connect_timeout") != 10] == []
 
 
 @sqlite
