@@ -370,9 +370,10 @@ class Worker:
         is_first = self._held.end(held)
         try:
             if outcome is not None and is_first:
+                self._ends.put(held, outcome)
+                # Not before: the project's logging may raise.
                 if outcome.status == states.TIMED_OUT:
                     log_timeout(held.job)
-                self._ends.put(held, outcome)
             elif is_first:
                 self._forget(held)
         finally:

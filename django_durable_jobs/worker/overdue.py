@@ -45,13 +45,14 @@ class HardLimit:
     def step(self) -> None:
         for held in self._held.all():
             if held.begun and held.ctx.overdue() and self._takes_over(held):
+                # First of all: the project's logging may raise.
+                self._end(held)
                 log_timeout(held.job)
                 logger.error(
                     "handler %s of job %s does not end; its attempt is ended and its slot lost",
                     held.job.handler,
                     held.job.job_id,
                 )
-                self._end(held)
             elif held.ended and self._ends.gives_up(held, in_all=self.lost_slots > 0):
                 self._forget(held)
                 logger.error(

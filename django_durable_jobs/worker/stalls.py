@@ -74,7 +74,7 @@ class Watched:
             if self._since is not since:
                 return False
             line.shutdown(socket.SHUT_RDWR)
-            logger.warning("%s: the database does not answer; the connection is cut", self._name)
             self._since = time.monotonic()
+            logger.warning("%s: the database does not answer; the connection is cut", self._name)
             return True
         return False

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 from django_durable_jobs import JobContext, job
 from django_durable_jobs.handlers import Handler, Registry
 from django_durable_jobs.models import Job
+from django_durable_jobs.worker import stalls
 from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.loop import Worker
 from django_durable_jobs.worker.options import build_options
@@ -144,6 +148,65 @@ def test_a_slot_that_comes_back_is_free_again(
         f"handler overdue.stuck of job {one.job_id} does not end; its attempt is ended and its"
         " slot lost",
     ]
+
+
+@pytest.fixture
+def bad_filter() -> Iterator[list[str]]:
+    """The project's logging raises; what it should have written is noted."""
+    refused: list[str] = []
+
+    def refuse(record: logging.LogRecord) -> bool:
+        words = ("passed its timeout", "the connection is cut")
+        if any(word in record.getMessage() for word in words):
+            refused.append(record.getMessage())
+            raise AttributeError("request")
+        return True
+
+    logger = logging.getLogger("django_durable_jobs.worker")
+    logger.addFilter(refuse)
+    yield refused
+    logger.removeFilter(refuse)
+
+
+def test_a_log_that_raises_loses_no_end_of_a_slot(
+    handlers: Registry, bad_filter: list[str]
+) -> None:
+    @job("overdue.late", timeout=0.1, backoff=100)
+    def late(ctx: JobContext) -> None:
+        while True:
+            ctx.check()
+
+    one = late.submit()
+    drain()
+    assert len(bad_filter) == 1
+    assert_timed_out(one)
+
+
+def test_a_log_that_raises_loses_no_end_of_the_hard_limit(
+    stuck: Stuck, bad_filter: list[str]
+) -> None:
+    one = stuck.handler.submit()
+    with pytest.raises(SystemExit) as ended:
+        drain()
+    assert ended.value.code == 4
+    assert len(bad_filter) == 1
+    assert_timed_out(one)
+
+
+def test_a_log_that_raises_makes_no_connection_count_as_cut_again(
+    bad_filter: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    line, other = socket.socketpair()
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(stalls, "time", clock)
+    watched = stalls.Watched("a loop", "default", longest=lambda: 5)
+    with line, other, watched.waiting():
+        watched._connection = SimpleNamespace(connection=line)
+        now = 6.0
+        watched.break_off()
+        assert not watched.break_off()
+    assert len(bad_filter) == 1
 
 
 def test_a_stuck_handler_costs_its_process_and_not_the_service(
