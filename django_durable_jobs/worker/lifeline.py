@@ -21,14 +21,19 @@ class ChildEnd:
 
     def __init__(self, line: socket.socket) -> None:
         self._line = line
+        self._word = _BEAT
 
     def beat(self) -> None:
         """Say that we live; whoever calls it must depend on no database and no handler."""
-        self._send(_BEAT)
+        self._send(self._word)
 
     def retire(self) -> None:
-        """Say that we claim nothing more: a successor may begin while we finish what we hold."""
-        self._send(_RETIRE)
+        """Say that we claim nothing more: a successor may begin while we finish what we hold.
+
+        Each beat says so from now on: a full line takes no word.
+        """
+        self._word = _RETIRE
+        self.beat()
 
     def watch(self, stop: Callable[[], None]) -> None:
         """Call ``stop`` once the supervisor tells us so or is gone, from a thread of its own."""

@@ -6,16 +6,17 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
-from django_durable_jobs.worker.lifeline import lifeline
+from django_durable_jobs.worker.lifeline import ChildEnd, lifeline
 from django_durable_jobs.worker.supervisor import Child, Limits, OwnTime, Supervisor
 from tests._marks import no_database
 
@@ -231,6 +232,20 @@ def test_a_child_that_retires_finishes_beside_one_successor(
     supervisor.popen.terminate()
     # How the retired ones ended does not count.
     assert supervisor.ends() == 0, supervisor.output()
+
+
+def test_a_child_that_retires_is_heard_although_its_line_was_full() -> None:
+    ours, theirs = lifeline()
+    with closing(ours), theirs:
+        with suppress(BlockingIOError):
+            while True:
+                theirs.send(b".", socket.MSG_DONTWAIT)
+        child = ChildEnd(theirs)
+        child.retire()
+        while (heard := ours.heard())[0]:
+            assert heard == (True, False)
+        child.beat()
+        assert ours.heard() == (True, True)
 
 
 def test_a_child_that_somebody_ends_is_replaced(supervise: Callable[..., Supervised]) -> None:
