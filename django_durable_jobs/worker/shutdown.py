@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 
 from .. import states
@@ -114,12 +115,13 @@ class Shutdown:
 def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
     """Undo the claims whose handlers never began; try again until that monotonic time.
 
-    Rows that somebody has locked are waited for, after the others are written.
+    Rows that somebody has locked are waited for, after the others are written. What fails
+    together is tried again one by one, so that a row that is refused keeps no other.
     """
-    holders = [(held.job.id, held.job.token) for held in unbegun]
     failures = 0
-    wait = False
-    while holders:
+    left = deque([([(held.job.id, held.job.token) for held in unbegun], False)])
+    while left:
+        holders, wait = left.popleft()
         try:
             given = give_back(alias, holders, wait=wait)
         except Exception as error:
@@ -127,18 +129,20 @@ def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
             if not is_transient(alias, error):
                 logger.exception("giving claims back failed")
             connections.clean()
+            left.extend(([one], wait) for one in holders)
             if time.monotonic() > until:
-                logger.warning("%d claims are left to their leases", len(holders))
+                count = sum(len(some) for some, _ in left)
+                logger.warning("%s left to their leases", counted(count, "claim"))
                 return
             time.sleep(backoff(failures))
             continue
-        holders = [one for one in holders if one[0] not in given]
-        if wait:
-            # Having waited, what is missing is not ours any more, or has no open attempt row.
-            for job, _ in holders:
-                logger.warning("job %d cannot be given back; it is left unchanged", job)
-            return
-        wait = True
+        missing = [one for one in holders if one[0] not in given]
+        if missing and not wait:
+            left.append((missing, True))
+            continue
+        # Having waited, what is missing is not ours any more, or has no open attempt row.
+        for job, _ in missing:
+            logger.warning("job %d cannot be given back; it is left unchanged", job)
 
 
 def end_stuck(

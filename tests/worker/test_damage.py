@@ -7,18 +7,20 @@ import time
 from typing import Any
 
 import pytest
+from django.db import DataError
 
 from django_durable_jobs import JobContext, job
 from django_durable_jobs.exceptions import LeaseLost
 from django_durable_jobs.handlers import Registry
 from django_durable_jobs.models import Job, JobAttempt
 from django_durable_jobs.transitions.claims import claim, queued_lanes
+from django_durable_jobs.worker import shutdown
 from django_durable_jobs.worker.execution import context_for
 from django_durable_jobs.worker.heartbeat import BUSY_WAIT_SECONDS, Heartbeat
 from django_durable_jobs.worker.held import Held, HeldJobs
 from django_durable_jobs.worker.shutdown import give_back_unbegun
 
-from .support import change, drain, fresh, row
+from .support import PATIENCE, change, drain, fresh, row
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -79,6 +81,27 @@ def test_a_damaged_claim_is_not_given_back_and_its_neighbours_are(
     assert row(broken) == left
     assert fresh(Job(pk=whole.job.id)).status == "queued"
     assert f"job {broken.pk} cannot be given back" in caplog.text
+
+
+def test_a_claim_whose_row_is_refused_keeps_no_neighbour_from_being_given_back(
+    handlers: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused, *neighbours = held = held_jobs(handlers, 4)
+    give_back = shutdown.give_back
+
+    def are_given_back() -> bool:
+        return all(fresh(Job(pk=one.job.id)).status == "queued" for one in neighbours)
+
+    def give_some_back(alias: str, holders: Any, **options: Any) -> Any:
+        if refused.job.id in dict(holders) and not are_given_back():
+            raise DataError("a trigger says no")
+        return give_back(alias, holders, **options)
+
+    monkeypatch.setattr(shutdown, "give_back", give_some_back)
+    give_back_unbegun("default", held, until=time.monotonic() + PATIENCE)
+    assert are_given_back()
+    # Tried again, it is let through once the others are.
+    assert fresh(Job(pk=refused.job.id)).status == "queued"
 
 
 @pytest.mark.parametrize("dispatch", ["runs", "blocks"])
