@@ -215,9 +215,9 @@ def let_in_each(alias: str, ids: list[int]) -> int:
     return len(_moved(alias, ids, _let_in_locked))
 
 
-def send_to_wait(alias: str, ids: list[int]) -> None:
+def send_to_wait(alias: str, ids: list[int]) -> int:
     """Likewise out of the claim's index."""
-    _moved(alias, ids, partial(_set_waiting, waiting=True))
+    return len(_moved(alias, ids, partial(_set_waiting, waiting=True)))
 
 
 def _moved(alias: str, ids: list[int], work: Callable[[str, list[int]], Any]) -> list[int]:

@@ -128,17 +128,17 @@ def claim_within_limits(
     in_line: set[LimitKey] = set()
     while True:
         try:
-            rows, found = dialect.retried(partial(attempt, in_line))
+            rows, found, sent = dialect.retried(partial(attempt, in_line))
         except LockTimeout:
             if not in_line:
                 raise
             return []
         locked = {one.key for one in found.locked if one.key is not None}
-        is_done = not (found.full or locked) or (in_line and not found.full)
+        is_done = not (sent or locked) or (in_line and not sent)
         patience.over = not rows and not is_done and time.monotonic() > end
         if rows or is_done or patience.over:
             return rows
-        in_line = set() if found.full else locked
+        in_line = set() if sent else locked
 
 
 def _one_claim(
@@ -151,7 +151,8 @@ def _one_claim(
     lease: int,
     columns: Sequence[str],
     among: str,
-) -> tuple[list[Row], Decision]:
+) -> tuple[list[Row], Decision, int]:
+    """Give what is claimed, what was decided, and how many were sent to wait."""
     dialect = dialect_for(alias)
     with dialect.own(alias, lock_timeout=LINE_SECONDS if in_line else None):
         if in_line:
@@ -161,8 +162,7 @@ def _one_claim(
         rows = []
         if ids:
             rows = dialect.claim_picked(alias, ids, worker=worker, lease=lease, columns=columns)
-        _send_to_wait(alias, found.full)
-        return rows, found
+        return rows, found, _send_to_wait(alias, found.full)
 
 
 def _decided(alias: str, wanted: Sequence[Lane], limit: int, lease: int, among: str) -> Decision:
@@ -287,11 +287,11 @@ def _store_keys(alias: str, ones: Iterable[Candidate]) -> None:
     )
 
 
-def _send_to_wait(alias: str, full: Sequence[Candidate]) -> None:
-    """Take the queued jobs of full keys out of the claim's index, many at once."""
+def _send_to_wait(alias: str, full: Sequence[Candidate]) -> int:
+    """Take the queued jobs of full keys out of the claim's index, many at once; say how many."""
     keys = {(*one.key, one.version) for one in full if one.key is not None}
     if not keys:
-        return
+        return 0
     each = -(-SENT_AT_ONCE // len(keys))
     ids = locked_of_keys(
         alias,
@@ -300,4 +300,4 @@ def _send_to_wait(alias: str, full: Sequence[Candidate]) -> None:
         f"{IN_CLAIMS} AND j.handler_version = g.version",
         {},
     )
-    send_to_wait(alias, ids)
+    return send_to_wait(alias, ids)

@@ -118,6 +118,15 @@ def test_one_that_cannot_be_sent_to_wait_stops_no_claim():
         assert claim(4) == []
 
 
+def test_a_claim_that_can_send_nobody_to_wait_comes_to_an_end():
+    keyed = declare(1)
+    running, refused = keyed.submit("a"), keyed.submit("a")
+    assert ids(claim(1)) == [running.pk]
+    with poisoned([refused.pk]):
+        assert claim() == []
+    assert waiting() == []
+
+
 def test_one_let_in_that_cannot_be_claimed_keeps_nobody_out():
     """Its attempt row is there already, as after an import."""
     keyed = declare(1)
