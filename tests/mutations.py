@@ -183,7 +183,7 @@ POSTGRESQL = [
         tests=[RIVAL],
     ),
     _one("who is let in after the commit", "transitions/_let_in.py",
-         "if missed and connection.", "if False and connection.", LOSES_NOBODY),
+         "if missed and connections", "if False and connections", LOSES_NOBODY),
     _one("how many are let in", _PC, "LIMIT g.places{ROW_LOCK}", "LIMIT 500{ROW_LOCK}", AS_MANY),
     _one("who is let in", _PC, "ORDER BY j.priority DESC, j.run_at, j.id LIMIT g.places",
          "ORDER BY j.id LIMIT g.places", LETS_IN),

@@ -7,7 +7,7 @@ puts it back: the claim alone decides, so one too many costs a look and never a 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -96,22 +96,28 @@ def let_in(alias: str, freed: Freed, by: Sequence[int]) -> None:
     """
     if not freed:
         return
-    connection = connections[alias]
-    held: Iterable[LimitKey] = ()
-    try:
-        with transaction.atomic(using=alias):
-            held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
-            ids = _locked(alias, _in_turn(alias, {key: freed[key] for key in held}, by))
-            _let_in_locked(alias, ids)
-    except DatabaseError as error:
-        if connection.needs_rollback or connection.closed_in_transaction:
-            raise  # it is lost with all else
-        logger.debug("jobs are let in after the commit: %s", type(error).__name__)
-        held = ()
+    held = dialect_for(alias).try_keys(alias, list(islice(freed, KEYS_AT_ONCE)))
+    places = _in_turn(alias, {key: freed[key] for key in held}, by)
+    if places and not _could_let_in(alias, places):
+        held -= places.keys()
     missed = {key: places for key, places in freed.items() if key not in held}
     # (With autocommit off nobody tells us of the commit: then the next pass does it.)
-    if missed and connection.in_atomic_block:
+    if missed and connections[alias].in_atomic_block:
         transaction.on_commit(partial(_let_in_later, alias, missed, by), using=alias, robust=True)
+
+
+def _could_let_in(alias: str, places: Mapping[LimitKey, int]) -> bool:
+    """Let in the next of each key; undo that alone where the database refuses one of them."""
+    connection = connections[alias]
+    try:
+        with transaction.atomic(using=alias):
+            _let_in_locked(alias, _locked(alias, places))
+    except DatabaseError as error:
+        if connection.needs_rollback or connection.closed_in_transaction:
+            raise  # all is lost
+        logger.debug("jobs are let in after the commit: %s", type(error).__name__)
+        return False
+    return True
 
 
 def _let_in_later(alias: str, missed: Freed, by: Sequence[int]) -> None:
@@ -172,10 +178,7 @@ def in_turn_sql(alias: str, most: int, condition: str = "") -> str:
     """
     first = f"ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(most)}"
     let_in = on_the_way(alias, "j.priority, j.run_at, j.id, 0 AS waits") + condition
-    waiting = (
-        f"SELECT j.priority, j.run_at, j.id, 1 AS waits FROM {JOBS} j"
-        f" WHERE {left_out(alias, f'{_QUEUED_OF_KEY} AND {WAITS}')}"
-    )
+    waiting = who_wait(alias, "j.priority, j.run_at, j.id, 1 AS waits")
     return (
         "(SELECT count(*) FROM (SELECT t.waits,"
         " row_number() OVER (ORDER BY t.priority DESC, t.run_at, t.id) AS turn"
@@ -185,7 +188,13 @@ def in_turn_sql(alias: str, most: int, condition: str = "") -> str:
     )
 
 
-def on_the_way(alias: str, columns: str = "1") -> str:
+def who_wait(alias: str, columns: str) -> str:
+    """Select the jobs of a key ``g`` that wait for a place."""
+    waiting = left_out(alias, f"{_QUEUED_OF_KEY} AND {WAITS}")
+    return f"SELECT {columns} FROM {JOBS} j WHERE {waiting}"
+
+
+def on_the_way(alias: str, columns: str) -> str:
     """Select the jobs of a key ``g`` that were let in and that a claim could take now."""
     claimable = (
         f"{_QUEUED_OF_KEY} AND {IN_CLAIMS}"

@@ -27,6 +27,7 @@ from ._let_in import (
     locked_of_keys,
     number_of,
     on_the_way,
+    who_wait,
     with_free_places,
 )
 from ._pages import PAGE
@@ -170,11 +171,12 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     dialect = dialect_for(alias)
     given, given_params = dialect.rows(PLACES, [(*key, one) for key, one in numbers.items()])
     most = max(numbers.values())
+    first_waiting = f"{who_wait(alias, 'j.id')} ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1"
     some_coming = f"{on_the_way(alias, LANE_COLUMNS)} LIMIT {max(most, LOOK_AT)}"
     sql = (
         f"{with_free_places(given)} SELECT g.handler, g.key, g.places, {in_turn_sql(alias, most)},"
         f" (SELECT count(*) FROM ({some_coming}) AS c WHERE {ours.format(job='c')})"
-        " FROM g WHERE g.places > 0"
+        f" FROM g WHERE g.places > 0 AND ({first_waiting}) IS NOT NULL"
     )
     for handler, name, left, in_turn, ours_come in dialect.fetch(alias, sql, params | given_params):
         key = LimitKey(handler, name)

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from django.db import connection, transaction
 
 from django_durable_jobs.handlers import registry
 from django_durable_jobs.models import Job
-from django_durable_jobs.transitions import _refused, completion, limits, outcomes, recovery
-from django_durable_jobs.transitions.claims import ClaimedJob
+from django_durable_jobs.transitions import _refused, completion, limits, outcomes
 from django_durable_jobs.worker.passes import Serving, own_capabilities, run_passes
 from tests._rows import attempt_row
 from tests.racing import racing
 
-from .live import check_rows, done, expire
+from .live import check_rows, done
 from .poison import poisoned
-from .test_limits import claim, declare, end, ids, waiting
+from .test_limits import ENDS, claim, declare, end, ids, waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,44 +35,16 @@ def serving() -> Serving:
     return Serving(handlers=own_capabilities())
 
 
-def complete(one: ClaimedJob) -> None:
-    with transaction.atomic():
-        completion.complete("default", one.id, one.token, "1", is_keyed=True)
-
-
-def finish_beside(one: ClaimedJob) -> None:
-    told: list[str] = []
-    outcomes.finish_beside("default", done(one, is_keyed=True), told.append)
-    assert told == ["succeeded"]
-
-
-def recover(one: ClaimedJob) -> None:
-    expire([one])
-    assert recovery.recover_expired("default") == 1
-
-
-def recover_by_hand(one: ClaimedJob) -> None:
-    expire([one])
-    Job.objects.get(pk=one.id).recover(one.token)
-
-
-ENDS: list[Callable[[ClaimedJob], object]] = [
-    end,
-    finish_beside,
-    complete,
-    recover,
-    recover_by_hand,
-]
-
-
-@pytest.mark.parametrize("ends", ENDS, ids=lambda one: one.__name__)
-def test_it_undoes_no_end_and_the_one_behind_it_gets_the_place(ends):
+@pytest.mark.parametrize(
+    "name", ["success", "beside on_finish", "complete", "recover, expired", "recover, not again"]
+)
+def test_it_undoes_no_end_and_the_one_behind_it_gets_the_place(name):
     keyed = declare(1, max_attempts=1)
     first, refused, behind = (keyed.submit("a") for _ in range(3))
     [one] = claim()
     assert one.id == first.pk and waiting() == [refused.pk, behind.pk]
     with poisoned([refused.pk]):
-        ends(one)
+        ENDS[name](one)
         assert Job.objects.get(pk=first.pk).is_terminal
         limits.let_in_free("default", serving())
         assert waiting() == [refused.pk]
