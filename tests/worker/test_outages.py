@@ -68,15 +68,16 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 
 @contextmanager
 def impatient(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Let the workers of this process cut connections soon, until they have cut what counts.
+    """Let the workers of this process cut connections soon, until those that count are lost.
 
-    Not longer: they would cut those that are only slow, too.
+    Not longer: they would cut those that are only slow, too. (One that was just being opened is
+    given up by its own time limit.)
     """
     with pytest.MonkeyPatch.context() as changed:
         changed.setattr(stalls, "STALLED_SECONDS", 0.5)
         yield
         for who in ("the claim loop", "chores"):
-            until(lambda who=who: f"{who}: the database does not answer" in caplog.text)
+            until(lambda who=who: f"{who} waits for the database" in caplog.text, who)
 
 
 def is_renewed(one: Job) -> None:
@@ -106,6 +107,7 @@ def test_connections_that_the_network_swallows_are_cut_before_a_lease_is_over(
     after = held.handler.submit()
     until(lambda: fresh(after).status == "succeeded", "a claim on a new connection")
     assert serving.stop() == 0
+    assert "the database does not answer; the connection is cut" in caplog.text
     assert [len(attempts(one)) for one in (held.job, after)] == [1, 1]
     assert held.stopped == []
 
