@@ -115,26 +115,37 @@ class Shutdown:
 def give_back_unbegun(alias: str, unbegun: list[Held], *, until: float) -> None:
     """Undo the claims whose handlers never began; try again until that monotonic time.
 
-    Rows that somebody has locked are waited for, after the others are written. What fails
-    together is tried again one by one, so that a row that is refused keeps no other.
+    Rows that somebody has locked are waited for, after the others are written. What is refused
+    keeps no other: it is tried alone, whatever the time, and once more.
     """
-    failures = 0
     left = deque([([(held.job.id, held.job.token) for held in unbegun], False)])
-    while left:
+    later: list[tuple[list[tuple[int, str]], bool]] = []
+    refused: set[tuple[int, str]] = set()
+    failures = 0
+    while left or later:
+        if not left:
+            if time.monotonic() >= until:
+                count = sum(len(holders) for holders, _ in later)
+                logger.warning("%s left to their leases", counted(count, "claim"))
+                return
+            failures += 1
+            time.sleep(min(backoff(failures), max(0.0, until - time.monotonic())))
+            left.extend(later)
+            later.clear()
         holders, wait = left.popleft()
         try:
             given = give_back(alias, holders, wait=wait)
         except Exception as error:
-            failures += 1
-            if not is_transient(alias, error):
-                logger.exception("giving claims back failed")
             connections.clean()
-            left.extend(([one], wait) for one in holders)
-            if time.monotonic() > until:
-                count = sum(len(some) for some, _ in left)
-                logger.warning("%s left to their leases", counted(count, "claim"))
-                return
-            time.sleep(backoff(failures))
+            if is_transient(alias, error):
+                later.append((holders, wait))
+                continue
+            logger.exception("giving claims back failed")
+            if len(holders) > 1:
+                left.extend(([one], wait) for one in holders)
+            elif refused.isdisjoint(holders):
+                refused.update(holders)
+                later.append((holders, wait))
             continue
         missing = [one for one in holders if one[0] not in given]
         if missing and not wait:

@@ -134,3 +134,28 @@ def test_a_worker_goes_on_beside_a_job_that_was_damaged_after_its_claim(
     assert (fresh(whole).status, fresh(whole).result) == ("succeeded", "done")
     said = "no open attempt row" if dispatch == "runs" else "cannot be blocked"
     assert f"job {broken.pk} " in caplog.text and said in caplog.text
+
+
+def test_a_claim_that_is_refused_for_good_holds_up_no_shutdown(
+    handlers: Registry, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Though no time is left, as with ``SHUTDOWN_SECONDS = 0``, the others are given back."""
+    first, refused, last = held = held_jobs(handlers, 3)
+    give_back = shutdown.give_back
+    tries: list[int] = []
+
+    def give_some_back(alias: str, holders: Any, **options: Any) -> Any:
+        if refused.job.id in dict(holders):
+            tries.append(len(holders))
+            raise DataError("a trigger says no")
+        return give_back(alias, holders, **options)
+
+    monkeypatch.setattr(shutdown, "give_back", give_some_back)
+    give_back_unbegun("default", held, until=0)
+    assert tries == [3, 1]
+    assert "1 claim left to their leases" in caplog.text
+    tries.clear()
+    give_back_unbegun("default", [refused], until=time.monotonic() + PATIENCE)
+    assert tries == [1, 1]
+    statuses = [fresh(Job(pk=one.job.id)).status for one in (first, refused, last)]
+    assert statuses == ["queued", "running", "queued"]
