@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from types import MappingProxyType
 from typing import Any
 
 from django.db import DatabaseError, Error, connections, transaction
@@ -111,7 +112,7 @@ def _could_let_in(alias: str, places: Mapping[LimitKey, int]) -> bool:
     connection = connections[alias]
     try:
         with transaction.atomic(using=alias):
-            _let_in_locked(alias, _locked(alias, places))
+            _let_in_locked(alias, locked_next(alias, places))
     except DatabaseError as error:
         if connection.needs_rollback or connection.closed_in_transaction:
             raise  # all is lost
@@ -147,7 +148,7 @@ def _in_turn(alias: str, freed: Freed, by: Sequence[int]) -> dict[LimitKey, int]
         dialect = dialect_for(alias)
         given, params = dialect.rows(PLACES, values)
         most = max(number for *_, number in values)
-        moved = f" AND j.id NOT IN ({', '.join(str(int(one)) for one in by)})"
+        moved = f"j.id NOT IN ({', '.join(str(int(one)) for one in by)})"
         sql = (
             f"{with_free_places(given)}"
             f" SELECT g.handler, g.key, {in_turn_sql(alias, most, moved)}"
@@ -170,14 +171,14 @@ def with_free_places(given: str) -> str:
     )
 
 
-def in_turn_sql(alias: str, most: int, condition: str = "") -> str:
+def in_turn_sql(alias: str, most: int, condition: str = "true") -> str:
     """Count those that wait among the first of a key ``g``, as many as it has free places.
 
-    The order is the claim's, of those that wait together with those let in before, of whom
-    ``condition`` is asked. ``most`` is the greatest limit of the keys.
+    The order is the claim's, of those that wait together with those let in before, as far as
+    they meet a condition on ``j``. ``most`` is the greatest limit of the keys.
     """
-    first = f"ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(most)}"
-    let_in = on_the_way(alias, "j.priority, j.run_at, j.id, 0 AS waits") + condition
+    first = f"AND {condition} ORDER BY j.priority DESC, j.run_at, j.id LIMIT {int(most)}"
+    let_in = on_the_way(alias, "j.priority, j.run_at, j.id, 0 AS waits")
     waiting = who_wait(alias, "j.priority, j.run_at, j.id, 1 AS waits")
     return (
         "(SELECT count(*) FROM (SELECT t.waits,"
@@ -216,7 +217,7 @@ def number_of(name: str) -> int | None:
 
 def let_in_next(alias: str, places: Mapping[LimitKey, int]) -> int:
     """Let in the first that wait for each key, in the order of claims; give how many."""
-    return let_in_each(alias, _locked(alias, places))
+    return let_in_each(alias, locked_next(alias, places))
 
 
 def let_in_each(alias: str, ids: list[int]) -> int:
@@ -238,9 +239,17 @@ def _moved(alias: str, ids: list[int], work: Callable[[str, list[int]], Any]) ->
     return moved
 
 
-def _locked(alias: str, places: Mapping[LimitKey, int]) -> list[int]:
+def locked_next(
+    alias: str,
+    places: Mapping[LimitKey, int],
+    condition: str = "true",
+    params: Mapping[str, Any] = MappingProxyType({}),
+) -> list[int]:
+    """Lock the first that wait for each key and meet a condition on ``j``."""
+    if not places:
+        return []
     values = [(*key, number) for key, number in places.items()]
-    return locked_of_keys(alias, PLACES, values, WAITS, {}) if values else []
+    return locked_of_keys(alias, PLACES, values, f"{WAITS} AND {condition}", params)
 
 
 def locked_of_keys(

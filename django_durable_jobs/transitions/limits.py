@@ -20,13 +20,10 @@ from ..payloads import decode_text
 from ._lanes import after_last
 from ._let_in import (
     PLACES,
-    WAITS,
     in_turn_sql,
     let_in_each,
-    let_in_next,
-    locked_of_keys,
+    locked_next,
     number_of,
-    on_the_way,
     who_wait,
     with_free_places,
 )
@@ -38,10 +35,6 @@ KEYS = 200
 UNLIMITED = PAGE
 # How often one transaction looks whether those whom it let in can come.
 ROUNDS = 8
-# Among so many on the way to a key those are counted whom we serve.
-LOOK_AT = 64
-
-LANE_COLUMNS = "j.queue, j.handler, j.handler_version, j.fingerprint"
 
 _KEY = ("handler", "concurrency_key")
 # A job ``n`` that waits for a place, as its index has it.
@@ -138,19 +131,18 @@ def let_in_of(alias: str, keys: Sequence[LimitKey], serves: Serves) -> int:
 
 
 def _let_in_rounds(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any]) -> int:
-    """Let in the next of all; where those cannot come, or not to us, others in further rounds."""
+    """Let in the next of all; where those cannot come, or not to us, others in further rounds.
+
+    Likewise where the database refuses them.
+    """
     total = 0
     with dialect_for(alias).own(alias):
         for _ in range(ROUNDS):
             free = _free(alias, keys, ours, params)
-            moved = let_in_next(alias, free.next)
-            if free.ours:
-                values = [(*key, places) for key, places in free.ours.items()]
-                served = f"{WAITS} AND {ours.format(job='j')}"
-                moved += let_in_each(alias, locked_of_keys(alias, PLACES, values, served, params))
-            if not moved:
+            ids = locked_next(alias, free.next) + locked_next(alias, free.ours, ours, params)
+            if not ids:
                 break
-            total += moved
+            total += let_in_each(alias, ids)
     return total
 
 
@@ -158,7 +150,7 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     """Say who of each key waits for a free place, and is next in the order of claims.
 
     Where those have been let in and do not come, as they are in queues, or for code, that we do
-    not serve, it is the next of ours: a place for each that is free and has none of them.
+    not serve, it is who of ours waits and is next of these.
 
     Without the keys' locks: one let in too many is sent to wait again by the claim.
     """
@@ -172,18 +164,17 @@ def _free(alias: str, keys: Sequence[LimitKey], ours: str, params: dict[str, Any
     given, given_params = dialect.rows(PLACES, [(*key, one) for key, one in numbers.items()])
     most = max(numbers.values())
     first_waiting = f"{who_wait(alias, 'j.id')} ORDER BY j.priority DESC, j.run_at, j.id LIMIT 1"
-    some_coming = f"{on_the_way(alias, LANE_COLUMNS)} LIMIT {max(most, LOOK_AT)}"
     sql = (
-        f"{with_free_places(given)} SELECT g.handler, g.key, g.places, {in_turn_sql(alias, most)},"
-        f" (SELECT count(*) FROM ({some_coming}) AS c WHERE {ours.format(job='c')})"
+        f"{with_free_places(given)} SELECT g.handler, g.key, {in_turn_sql(alias, most)},"
+        f" {in_turn_sql(alias, most, ours)}"
         f" FROM g WHERE g.places > 0 AND ({first_waiting}) IS NOT NULL"
     )
-    for handler, name, left, in_turn, ours_come in dialect.fetch(alias, sql, params | given_params):
+    for handler, name, of_all, of_ours in dialect.fetch(alias, sql, params | given_params):
         key = LimitKey(handler, name)
-        if in_turn:
-            free.next[key] = in_turn
-        elif left > ours_come:
-            free.ours[key] = left - ours_come
+        if of_all:
+            free.next[key] = of_all
+        elif of_ours:
+            free.ours[key] = of_ours
     return free
 
 
@@ -207,16 +198,16 @@ def _is_known(name: str) -> bool:
 
 
 def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, dict[str, Any]]:
-    """Give the condition that a ``{job}`` of these keys is served, and its parameters."""
+    """Give the condition that a job ``j`` of these keys is served, and its parameters."""
     dialect = dialect_for(alias)
     names = {key.handler for key in keys}
     columns = {"handler": "text", "version": "integer", "fingerprint": "text"}
     code = sorted(one for one in serves.handlers if one[0] in names)
     given, params = dialect.rows(columns, code, name="code")
     conditions = [
-        "({job}.handler, {job}.handler_version, {job}.fingerprint) IN"
+        "(j.handler, j.handler_version, j.fingerprint) IN"
         f" (SELECT c.handler, c.version, c.fingerprint FROM ({given}) AS c)",
-        f"{{job}}.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
+        f"j.queue NOT IN (SELECT p.queue FROM {PAUSES} p)",
     ]
     for name, queues, word in (
         ("served", serves.queues, "IN"),
@@ -225,6 +216,6 @@ def _served(alias: str, keys: Sequence[LimitKey], serves: Serves) -> tuple[str, 
         if queues is not None:
             values = [(queue,) for queue in sorted(queues)]
             given, more = dialect.rows({"queue": "text"}, values, name=name)
-            conditions.append(f"{{job}}.queue {word} (SELECT q.queue FROM ({given}) AS q)")
+            conditions.append(f"j.queue {word} (SELECT q.queue FROM ({given}) AS q)")
             params |= more
     return " AND ".join(conditions), params

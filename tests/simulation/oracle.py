@@ -298,7 +298,7 @@ class Oracle:
         """Give who waits among the first for whom there are places, in the order of claims."""
         of_key = [one for one in self.jobs if one.limit_key == key]
         come = [one for one in of_key if self._can_start(one) and one not in but]
-        waiting = [one for one in of_key if one.limit_waiting]
+        waiting = [one for one in of_key if one.limit_waiting and one not in but]
         first = sorted(come + waiting, key=lambda one: one.place)[: self._free_places(key)]
         return [one for one in first if one.limit_waiting]
 
@@ -309,19 +309,9 @@ class Oracle:
         """The pass: those in turn; where these cannot come, or not to us, the next of ours."""
         for key in {job.limit_key for job in self.jobs if job.limit_waiting}:
             assert key is not None
-            ours = [
-                one
-                for one in self.jobs
-                if one.limit_key == key and one.lane.queue not in self.paused
-            ]
+            others = [one for one in self.jobs if one.lane.queue in self.paused]
             while True:
-                let_in = self._in_turn(key)
-                if not let_in:
-                    left = self._free_places(key) - sum(map(self._can_start, ours))
-                    waiting = sorted(
-                        (one for one in ours if one.limit_waiting), key=lambda one: one.place
-                    )
-                    let_in = waiting[: max(0, left)]
+                let_in = self._in_turn(key) or self._in_turn(key, but=others)
                 if not let_in:
                     break
                 for one in let_in:

@@ -158,6 +158,21 @@ def test_who_waits_is_not_overtaken_by_those_behind_it_that_never_waited(places)
     assert ids(claim(1)) == [first.pk]
 
 
+@pytest.mark.parametrize("priority", [5, 0])
+def test_nor_where_one_that_nobody_takes_has_the_turn(priority):
+    keyed = declare(1)
+    keyed.submit("a")
+    [one] = claim()
+    keyed.submit("a", queue="elsewhere", priority=9)
+    first = keyed.submit("a", priority=priority)
+    assert claim() == [] and len(waiting()) == 2
+    QueuePause.objects.create(queue="elsewhere", paused_at=NOW)
+    keyed.submit("a")
+    assert end(one).written
+    limits.let_in_of("default", [LimitKey("limits.keyed", "a")], serving())
+    assert ids(claim(1)) == [first.pk]
+
+
 def test_a_pass_lets_in_by_the_order_of_claims_too():
     keyed = declare(2)
     low = [keyed.submit("a") for _ in range(3)]

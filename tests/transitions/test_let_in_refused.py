@@ -77,6 +77,16 @@ def test_it_stops_neither_the_pass_nor_other_keys():
         assert set(ids(claim())) == {behind.pk, other.pk}
 
 
+def test_one_pass_gets_past_several_that_are_refused():
+    keyed = declare(1)
+    *refused, behind = (keyed.submit("a") for _ in range(6))
+    Job.objects.update(limit_waiting=True)
+    with poisoned([one.pk for one in refused]):
+        assert limits.let_in_free("default", serving()) == 1
+        assert waiting() == [one.pk for one in refused]
+        assert ids(claim()) == [behind.pk]
+
+
 def test_one_that_cannot_be_sent_to_wait_stops_no_claim():
     keyed, free = declare(1), declare(None, name="limits.free")
     keyed.submit("a")
